@@ -12,7 +12,7 @@ What each record orders:
 - ``Op`` on a stream lane comes after everything the host did before issuing it, and after all
   earlier work of its lane. ``Op`` on lane 0 comes after all earlier acts of the host.
 - ``RecordEvent`` marks what its lane had been given. ``event`` numbers this one recording: the
-  same CUDA event recorded twice has two numbers.
+  same CUDA event recorded twice has two numbers. ``DropEvent`` says that a number is of no more use.
 - ``WaitEvent`` orders the marked work before whatever is issued later on its lane.
 - ``HostWait`` orders the marked work of an event, or all work so far of some lanes, before the
   host's later acts, and so before all that it issues later.
@@ -106,6 +106,9 @@ class Alloc(NamedTuple):
     nbytes: int
     memory: MemoryKind
     site: int
+    fresh: bool = True
+    """False: the block was first seen when it was used, and is older than that (than the trace, mostly). It
+    takes no memory that an earlier block of the trace gave back; ``lane`` is then the best guess at its pool."""
 
 
 class Free(NamedTuple):
@@ -133,6 +136,13 @@ class RecordEvent(NamedTuple):
     event: int
     site: int
     via: str
+
+
+class DropEvent(NamedTuple):
+    """Recording ``event`` can no longer be waited for: its event is gone, or was recorded again."""
+
+    index: int
+    event: int
 
 
 class WaitEvent(NamedTuple):
@@ -171,7 +181,7 @@ class Unknown(NamedTuple):
     reason: str
 
 
-Record = Op | Alloc | Free | UseStream | RecordEvent | WaitEvent | HostWait | Unknown
+Record = Op | Alloc | Free | UseStream | RecordEvent | DropEvent | WaitEvent | HostWait | Unknown
 
 
 class TraceInfo(NamedTuple):

@@ -1,0 +1,131 @@
+"""Finds the command, runs it, and turns whatever happens into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from crosscurrent.cli.exits import CommandError, ExitCode, WrongUseError
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+COMMANDS: Final[dict[str, str]] = {
+    "verify": "prove the long-context gradient: contracts, exactness, asynchronous parity",
+    "check": "run a script or a module and report its races",
+    "train": "train a long-context transformer on text, checkpoints in CPU memory",
+}
+"""Every command: the name of its module in this package, and what it does."""
+
+HELP: Final = """\
+usage: crosscurrent COMMAND [OPTIONS]
+
+Finds, proves and prevents ordering bugs between CUDA streams, pinned memory
+and the host, in PyTorch code.
+
+commands:
+{commands}
+
+options:
+  -h, --help     show this help; `crosscurrent COMMAND --help` shows a command's
+  --version      show the version
+
+exit codes:
+  0  good: everything held, no race, finished
+  1  something failed, or there is a race
+  2  wrong use: nothing was run
+  3  no verdict: a layer could not be run, or the script itself failed
+  130  interrupted
+
+example:
+  crosscurrent check --simulate script.py
+"""
+
+
+class Command(Protocol):
+    """What a command's module offers."""
+
+    @staticmethod
+    def parser() -> ArgumentParser:
+        """The command's options."""
+
+    @staticmethod
+    def run(arguments: Namespace) -> int:
+        """Do it, and give the exit code."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        sys.stderr.write(_help())
+        return ExitCode.WRONG_USE
+    name, rest = arguments[0], arguments[1:]
+    if name in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return ExitCode.GOOD
+    if name == "--version":
+        from crosscurrent import __version__
+
+        sys.stdout.write(f"crosscurrent {__version__}\n")
+        return ExitCode.GOOD
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        advice = f"did you mean {close[0]!r}?" if close else f"the commands are {', '.join(COMMANDS)}"
+        return _complain("crosscurrent", f"there is no command {name!r}; {advice}", ExitCode.WRONG_USE)
+    return _run(name, rest)
+
+
+def _run(name: str, argv: list[str]) -> int:
+    program = f"crosscurrent {name}"
+    with_traceback = "--traceback" in argv
+    try:
+        command: Command = importlib.import_module(f"crosscurrent.cli.{name}")  # type: ignore[assignment]
+        arguments = command.parser().parse_args(argv)
+        with_traceback = arguments.traceback
+        _set_up_logging(verbose=arguments.verbose)
+        return command.run(arguments)
+    except SystemExit as end:  # --help and --print_config leave this way
+        return end.code if isinstance(end.code, int) else ExitCode.GOOD
+    except KeyboardInterrupt:
+        return _complain(program, "interrupted", ExitCode.INTERRUPTED)
+    except Exception as error:
+        if with_traceback:
+            traceback.print_exc()
+        return _complain(program, *_explain(program, error))
+
+
+def _explain(program: str, error: Exception) -> tuple[str, ExitCode]:
+    """One line that says what went wrong and what to do, and the exit code for it."""
+    if isinstance(error, argparse.ArgumentError):
+        return f"{error} (`{program} --help` lists the options)", ExitCode.WRONG_USE
+    if isinstance(error, WrongUseError):
+        return str(error), ExitCode.WRONG_USE
+    if isinstance(error, CommandError):
+        return str(error), ExitCode.BAD
+    return f"{type(error).__name__}: {error} (--traceback shows where)", ExitCode.NO_VERDICT
+
+
+def _complain(program: str, message: str, code: ExitCode) -> ExitCode:
+    sys.stderr.write(f"{program}: {' '.join(message.split())}\n")
+    return code
+
+
+def _set_up_logging(*, verbose: bool) -> None:
+    logger = logging.getLogger("crosscurrent")
+    logger.setLevel(logging.DEBUG if verbose else logging.WARNING)
+    if verbose and not any(isinstance(handler, logging.StreamHandler) for handler in logger.handlers):
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    return HELP.format(commands="\n".join(f"  {name:{width}}  {text}" for name, text in COMMANDS.items()))

@@ -1,0 +1,19 @@
+"""The parser that all commands start from."""
+
+from __future__ import annotations
+
+from jsonargparse import ArgumentParser, set_parsing_settings
+
+
+def command_parser(name: str, description: str, example: str) -> ArgumentParser:
+    """A parser for ``crosscurrent NAME``, with the options that every command has."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = ArgumentParser(
+        prog=f"crosscurrent {name}",
+        description=description,
+        epilog=f"Example: {example}",
+        exit_on_error=False,
+    )
+    parser.add_argument("--verbose", action="store_true", help="Log what happens to the error output.")
+    parser.add_argument("--traceback", action="store_true", help="Show the traceback of an error.")
+    return parser

@@ -1,0 +1,42 @@
+"""Where the commands write: results to the output, progress and complaints to the error output."""
+
+from __future__ import annotations
+
+import os
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+def output() -> Console:
+    """The console for results."""
+    return Console(highlight=False)
+
+
+def error_output() -> Console:
+    """The console for progress and remarks."""
+    return Console(stderr=True, highlight=False)
+
+
+def progress(*columns: ProgressColumn) -> Progress:
+    """A progress bar with the time left; silent where there is no terminal, or with ``NO_COLOR``."""
+    console = error_output()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *columns,
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal or bool(os.environ.get("NO_COLOR")),
+    )

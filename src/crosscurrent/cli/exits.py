@@ -1,0 +1,39 @@
+"""What a command tells the shell, and the errors that end one early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The exit codes of every command. Only 0 is good news."""
+
+    GOOD = 0
+    """Everything held; no race; the run finished."""
+    BAD = 1
+    """Something failed: a layer of ``verify``, a race in ``check``, an error in ``train``."""
+    WRONG_USE = 2
+    """An option, a file or a configuration that cannot be; nothing was run."""
+    NO_VERDICT = 3
+    """Nothing bad was found, but not everything could be looked at, or the script itself failed."""
+    INTERRUPTED = 130
+    """Stopped by SIGINT (128 + 2, as shells count)."""
+
+
+class WrongUseError(Exception):
+    """The command was used wrongly. The message says what was seen and what to do."""
+
+
+class CommandError(Exception):
+    """The command could not finish. The message says what happened and what to do."""
+
+
+@contextmanager
+def as_wrong_use() -> Iterator[None]:
+    """Turn what is wrong with the user's configuration or files into ``WrongUseError``."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise WrongUseError(str(error)) from error

@@ -1,0 +1,166 @@
+"""Runs somebody's script or module inside this process, as ``python`` would have run it.
+
+However the script ends, somebody has to learn about it: by running to its end, ``sys.exit``, an
+exception, ``os._exit`` (from any thread) or an interrupt. A child that it forked is not ours: it ends
+as it would have ended, and says nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+from crosscurrent.cli.exits import WrongUseError
+
+INTERRUPT_STATUS = 130
+"""The status of a process that SIGINT ended, as shells count."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """What to run, and with which arguments."""
+
+    program: str
+    """The path of a script, or, with ``is_module``, the name of a module."""
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+    def require_runnable(self) -> None:
+        """Find the program without running it.
+
+        Raises:
+            WrongUseError: there is no such script or module.
+        """
+        if not self.is_module:
+            if not Path(self.program).exists():
+                raise WrongUseError(
+                    f"there is no script {self.program}; for a module, put -m before its name"
+                )
+            return
+        try:
+            with _import_path(""):
+                spec = importlib.util.find_spec(self.program)
+                if spec is not None and spec.submodule_search_locations is not None:
+                    spec = importlib.util.find_spec(f"{self.program}.__main__")
+        except (ImportError, ValueError) as error:
+            raise WrongUseError(f"there is no module {self.program} ({error})") from error
+        if spec is None:
+            raise WrongUseError(f"there is no module {self.program} that python -m could run")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How a script ended."""
+
+    status: int
+    """The exit status that its process would have had."""
+    error: str | None = None
+    """The last line of its traceback, if an exception ended it."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the script says that it did not succeed."""
+        return self.status != 0
+
+
+def run(script: Script, *, on_os_exit: Callable[[Ending], int]) -> Ending:
+    """Run the script to its end, its threads included. Its output goes where it sends it.
+
+    ``on_os_exit`` is called when the script calls ``os._exit``; what it returns becomes the status of
+    the process, which then ends at once.
+    """
+    with _import_path("" if script.is_module else str(Path(script.program).resolve().parent)):
+        with _arguments(script), _os_exit_seen(on_os_exit):
+            before = set(threading.enumerate())
+            ending = _run(script)
+            for thread in set(threading.enumerate()) - before:
+                if not thread.daemon:
+                    thread.join()
+            return ending
+
+
+def _run(script: Script) -> Ending:
+    try:
+        if script.is_module:
+            runpy.run_module(script.program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script.program, run_name="__main__")
+    except SystemExit as end:
+        return _ending_of(end)
+    except KeyboardInterrupt as error:
+        _print_traceback(error)
+        return Ending(status=INTERRUPT_STATUS, error="KeyboardInterrupt")
+    except BaseException as error:
+        _print_traceback(error)
+        return Ending(status=1, error="".join(traceback.format_exception_only(error)).strip())
+    return Ending(status=0)
+
+
+def _ending_of(end: SystemExit) -> Ending:
+    """What Python makes of the argument of ``sys.exit``."""
+    if end.code is None:
+        return Ending(status=0)
+    if isinstance(end.code, int):
+        return Ending(status=end.code)
+    sys.stderr.write(f"{end.code}\n")
+    return Ending(status=1, error=str(end.code))
+
+
+def _print_traceback(error: BaseException) -> None:
+    """Print what Python would have printed: the script's own frames only."""
+    sys.stdout.flush()
+    traceback.print_exception(type(error), error, _without_runner(error.__traceback__))
+
+
+def _without_runner(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
+        frames = frames.tb_next
+    return frames
+
+
+@contextmanager
+def _import_path(first: str) -> Iterator[None]:
+    saved = list(sys.path)
+    sys.path.insert(0, first)
+    try:
+        yield
+    finally:
+        sys.path[:] = saved
+
+
+@contextmanager
+def _arguments(script: Script) -> Iterator[None]:
+    saved = sys.argv
+    sys.argv = [script.program, *script.arguments]  # run_module puts the module's path in place of its name
+    try:
+        yield
+    finally:
+        sys.argv = saved
+
+
+@contextmanager
+def _os_exit_seen(on_os_exit: Callable[[Ending], int]) -> Iterator[None]:
+    """Call back before the process disappears. In a forked child, ``os._exit`` is what it was."""
+    really_exit = os._exit
+    process = os.getpid()
+
+    def exit_after_callback(status: int) -> NoReturn:
+        if os.getpid() == process:
+            status = on_os_exit(Ending(status=status))
+        really_exit(status)
+
+    os._exit = exit_after_callback
+    try:
+        yield
+    finally:
+        os._exit = really_exit

@@ -1,0 +1,1 @@
+"""Training on text: documents, optimizer steps, checkpoints."""

@@ -1,0 +1,85 @@
+"""The knobs of the long-context gradient, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+CHECKPOINT_QUANTIZERS = ("default", "torch-quantized8", "torch-quantized4")
+"""The names by which a command line may ask for a checkpoint quantizer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradientArgs:
+    """How a gradient over a long sequence is cut, checkpointed and moved."""
+
+    layers_per_cell: int = 1
+    """Layers whose activations are on the device at once. More means fewer layer-input checkpoints in CPU
+    memory, and more device memory."""
+
+    chunk_size: int = 512
+    """Tokens that enter the caches in one step, after the first chunk, which is as long as the cache."""
+
+    chunks_per_cell_multiplier: float = 1.0
+    """A column's tokens, in units of the (shortest) cache length. More means larger products and fewer KV
+    checkpoints, and more device memory."""
+
+    layercp_qname: str = "default"
+    """How layer-input checkpoints are quantized; `default` keeps every bit."""
+
+    cachecp_qname: str = "default"
+    """How KV checkpoints are quantized; `default` keeps every bit."""
+
+    layercp_pin_memory: bool = False
+    """Keep layer-input checkpoints, head gradients and replay logs in pinned CPU memory. Means nothing for
+    a model in CPU memory."""
+
+    cachecp_pin_memory: bool = False
+    """Keep KV checkpoints in pinned CPU memory. Means nothing for a model in CPU memory."""
+
+    async_cpu_transfer: bool = False
+    """Move checkpoints on streams of their own while the device computes. Needs both kinds of pinned memory
+    and a CUDA device. It changes when bytes move, never what is computed."""
+
+    head_slice: int = 1024
+    """Tokens whose logits exist at once."""
+
+    nan_guard: bool = False
+    """Raise FloatingPointError when a parameter or a gradient holds NaN or infinity. The host then waits for
+    the device once per forward and once per backward pass."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, in the words of the command line."""
+        for name in ("layers_per_cell", "chunk_size", "head_slice"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"grad.{name} must be at least 1, got {value}")
+        # "Not greater" also refuses NaN, which no comparison with "<=" would.
+        if not self.chunks_per_cell_multiplier > 0:
+            raise ValueError(
+                f"grad.chunks_per_cell_multiplier must be above 0, got {self.chunks_per_cell_multiplier}"
+            )
+        for name in ("layercp_qname", "cachecp_qname"):
+            value = getattr(self, name)
+            if value not in CHECKPOINT_QUANTIZERS:
+                raise ValueError(
+                    f"grad.{name} is {value!r}; choose one of {', '.join(CHECKPOINT_QUANTIZERS)}"
+                )
+        if self.async_cpu_transfer:
+            self._check_asynchronous()
+
+    def _check_asynchronous(self) -> None:
+        pageable = [
+            f"grad.{name}" for name in ("layercp_pin_memory", "cachecp_pin_memory") if not getattr(self, name)
+        ]
+        if pageable:
+            raise ValueError(
+                "grad.async_cpu_transfer needs pinned CPU memory, since a copy from or to pageable memory "
+                f"makes the host wait; set {' and '.join(pageable)} to True, or grad.async_cpu_transfer to False"
+            )
+        if not torch.cuda.is_available():
+            raise ValueError(
+                "grad.async_cpu_transfer needs a CUDA device, real or simulated, and "
+                "torch.cuda.is_available() is False; set grad.async_cpu_transfer to False"
+            )

@@ -76,7 +76,8 @@ class GradientArgs:
         if pageable:
             raise ValueError(
                 "grad.async_cpu_transfer needs pinned CPU memory, since a copy from or to pageable memory "
-                f"makes the host wait; set {' and '.join(pageable)} to True, or grad.async_cpu_transfer to False"
+                f"makes the host wait; set {' and '.join(pageable)} to True, "
+                "or grad.async_cpu_transfer to False"
             )
         if not torch.cuda.is_available():
             raise ValueError(

@@ -1,0 +1,60 @@
+"""The flags of the gradient refuse what cannot work, by their names on the command line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from crosscurrent.gradient.args import GradientArgs
+
+
+def test_the_defaults_are_synchronous_and_exact() -> None:
+    args = GradientArgs()
+    assert not args.async_cpu_transfer
+    assert args.layercp_qname == args.cachecp_qname == "default"
+
+
+@pytest.mark.parametrize(
+    ("layercp", "cachecp", "named"),
+    [
+        (False, True, ["grad.layercp_pin_memory"]),
+        (True, False, ["grad.cachecp_pin_memory"]),
+        (False, False, ["grad.layercp_pin_memory", "grad.cachecp_pin_memory"]),
+    ],
+)
+def test_async_transfer_without_pinned_memory_is_refused(
+    layercp: bool, cachecp: bool, named: list[str]
+) -> None:
+    with pytest.raises(ValueError, match=r"grad\.async_cpu_transfer needs pinned") as caught:
+        GradientArgs(async_cpu_transfer=True, layercp_pin_memory=layercp, cachecp_pin_memory=cachecp)
+    assert all(name in str(caught.value) for name in named)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_async_transfer_without_a_cuda_device_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"grad\.async_cpu_transfer needs a CUDA device"):
+        GradientArgs(async_cpu_transfer=True, layercp_pin_memory=True, cachecp_pin_memory=True)
+
+
+def test_pinned_memory_alone_needs_no_cuda_device() -> None:
+    GradientArgs(layercp_pin_memory=True, cachecp_pin_memory=True)
+
+
+@pytest.mark.parametrize("name", ["layers_per_cell", "chunk_size", "head_slice"])
+def test_counts_start_at_one(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"grad\.{name} must be at least 1, got 0"):
+        GradientArgs(**{name: 0})
+    assert getattr(GradientArgs(**{name: 1}), name) == 1
+
+
+@pytest.mark.parametrize("multiplier", [0.0, -1.0, float("nan")])
+def test_the_multiplier_is_above_zero(multiplier: float) -> None:
+    with pytest.raises(ValueError, match=r"grad\.chunks_per_cell_multiplier must be above 0"):
+        GradientArgs(chunks_per_cell_multiplier=multiplier)
+
+
+@pytest.mark.parametrize("name", ["layercp_qname", "cachecp_qname"])
+def test_unknown_quantizers_are_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"grad\.{name} is 'int3'; choose one of default"):
+        GradientArgs(**{name: "int3"})
+    assert getattr(GradientArgs(**{name: "torch-quantized4"}), name) == "torch-quantized4"

@@ -1,0 +1,243 @@
+"""Grouped-query attention with an explicit backward and a second pass for summed weights.
+
+Usage, for the last C of S tokens (the rest of the S keys are visible to every query):
+
+    out_BHCD, lse_BHC = attend(q_BHCD, k_BGSD, v_BGSD)
+    dq, dk, dv = attend_backward(grad_out_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD, lse_BHC)
+    weights_BGS = summed_weights(q_BHCD, k_BGSD, lse_BHC)
+    out_BHCD = attention(q_BHCD, k_BGSD, v_BGSD)  # the same, known to autograd
+
+Legend: B batch, H query heads, G query groups (key/value heads), R = H // G, C queries,
+S keys, D head size. Query c sees the keys s <= S - C + c (a lower-right causal mask); head h
+reads group h // R. The scale is 1 / sqrt(D).
+
+Any strides are accepted as long as the last one is 1, so keys and values can be read in place
+from the front of a longer cache. Buffers laid out as [B, T, H, D] and passed transposed are the
+fastest for queries, outputs and their gradients.
+
+On CUDA with half precision the kernels are those of FlashAttention-2 (Dao, 2023,
+arXiv:2307.08691) as PyTorch ships them. Everywhere else they are plain matrix products, over
+tiles of queries so that the scores in memory stay below a fixed size. The softmax is float32, or
+float64 for float64 inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Scores of one tile, in elements: 128 MiB in float32. Larger tiles are no faster, and smaller
+# ones turn a few large kernels into many small ones.
+_TILE_ELEMENTS = 1 << 25
+
+# What the fused kernels can do: head sizes that are multiples of 8, at most 256.
+_FUSED_DTYPES = (torch.float16, torch.bfloat16)
+_FUSED_HEAD_MULTIPLE = 8
+_FUSED_HEAD_MAX = 256
+
+
+def attend(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tensor]:
+    """Attend to all S keys from the last C positions.
+
+    Returns the output [B, H, C, D] in the dtype of the queries and the log-sum-exp of the scaled
+    scores [B, H, C] in float32 (float64 for float64). Not recorded by autograd in a useful way:
+    pair it with `attend_backward`, or call `attention`.
+    """
+    _check_shapes(q_BHCD, k_BGSD)
+    if _is_fused(q_BHCD):
+        return _flash_forward(q_BHCD, k_BGSD, v_BGSD)
+    B, H, C, D = q_BHCD.shape
+    G, S = k_BGSD.shape[1:3]
+    q, k, v = (_wide(t) for t in (q_BHCD, k_BGSD, v_BGSD))
+    k_NSD, v_NSD = k.flatten(0, 1), v.flatten(0, 1)
+    out = q_BHCD.new_empty(B, C, H, D).transpose(1, 2)
+    lse = q.new_empty(B, H, C)
+    for start, stop, seen in _tiles(B * H, C, S):
+        scores = _scores(q[:, :, start:stop], k_NSD[:, :seen])
+        _mask_future_(scores, stop - start)
+        # By hand and not with softmax, since the log-sum-exp comes from the same pass.
+        top = scores.amax(-1, keepdim=True)
+        scores.sub_(top).exp_()
+        total = scores.sum(-1, keepdim=True)
+        tile = torch.bmm(scores, v_NSD[:, :seen]).div_(total)
+        out[:, :, start:stop] = tile.view(B, H, stop - start, D)
+        lse[:, :, start:stop] = total.log_().add_(top).view(B, H, stop - start)
+    return out, lse
+
+
+def attend_backward(
+    grad_out_BHCD: Tensor, q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, out_BHCD: Tensor, lse_BHC: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the queries, keys and values, from what `attend` was given and returned.
+
+    Nothing of size C x S is kept between the two: the weights are computed again from the
+    log-sum-exp. The fused backward adds with atomics unless
+    `torch.use_deterministic_algorithms(True)` is set; the plain one is always deterministic.
+    """
+    if _is_fused(q_BHCD):
+        return _flash_backward(grad_out_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD, lse_BHC)
+    B, H, C, D = q_BHCD.shape
+    G, S = k_BGSD.shape[1:3]
+    scale = 1.0 / math.sqrt(D)
+    grad, q, k, v, out = (_wide(t) for t in (grad_out_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD))
+    k_NSD, v_NSD = k.flatten(0, 1), v.flatten(0, 1)
+    delta = (grad * out).sum(-1, keepdim=True)
+    dq = q_BHCD.new_empty(B, C, H, D).transpose(1, 2)
+    dk, dv = k.new_empty(B * G, S, D), v.new_empty(B * G, S, D)
+    # From the last tile, which sees all keys and so fills dk and dv, to the first, which adds.
+    for start, stop, seen in reversed(list(_tiles(B * H, C, S))):
+        beta = 0.0 if stop == C else 1.0
+        rows = slice(start, stop)
+        q_NMD, grad_NMD = _by_group(q[:, :, rows], B * G), _by_group(grad[:, :, rows], B * G)
+        weights = _weights(q[:, :, rows], k_NSD[:, :seen], lse_BHC[:, :, rows])
+        dv[:, :seen].baddbmm_(weights.mT, grad_NMD, beta=beta)
+        d_scores = torch.bmm(grad_NMD, v_NSD[:, :seen].mT)
+        d_scores.sub_(_by_group(delta[:, :, rows], B * G)).mul_(weights)
+        dk[:, :seen].baddbmm_(d_scores.mT, q_NMD, beta=beta, alpha=scale)
+        tile = torch.bmm(d_scores, k_NSD[:, :seen]).mul_(scale)
+        dq[:, :, rows] = tile.view(B, H, stop - start, D)
+    return dq, dk.view(B, G, S, D).to(k_BGSD.dtype), dv.view(B, G, S, D).to(v_BGSD.dtype)
+
+
+def summed_weights(q_BHCD: Tensor, k_BGSD: Tensor, lse_BHC: Tensor) -> Tensor:
+    """Softmax weights summed over the C queries and the R heads of a group: [B, G, S].
+
+    Float32, or float64 for float64 inputs. A row sums to C * R.
+    """
+    B, H, C, _ = q_BHCD.shape
+    G, S = k_BGSD.shape[1:3]
+    k_NSD = k_BGSD.flatten(0, 1)
+    if not _is_fused(q_BHCD):
+        q_BHCD, k_NSD = _wide(q_BHCD), _wide(k_NSD)
+    sums = lse_BHC.new_empty(B * G, S)
+    for start, stop, seen in reversed(list(_tiles(B * H, C, S))):
+        rows = slice(start, stop)
+        tile = _weights(q_BHCD[:, :, rows], k_NSD[:, :seen], lse_BHC[:, :, rows])
+        if stop == C:
+            torch.sum(tile, dim=1, out=sums)
+        else:
+            sums[:, :seen].add_(tile.sum(1))
+    return sums.view(B, G, S)
+
+
+class _Attention(torch.autograd.Function):
+    """`attend`, with `attend_backward` as its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
+        out, lse = attend(q_BHCD, k_BGSD, v_BGSD)
+        ctx.save_for_backward(q_BHCD, k_BGSD, v_BGSD, out, lse)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return attend_backward(grad_out, *ctx.saved_tensors)
+
+
+def attention(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
+    """Attend with ordinary autograd: [B, H, C, D]."""
+    return _Attention.apply(q_BHCD, k_BGSD, v_BGSD)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _check_shapes(q_BHCD: Tensor, k_BGSD: Tensor) -> None:
+    heads, queries = q_BHCD.shape[1:3]
+    groups, keys = k_BGSD.shape[1:3]
+    if heads % groups or queries > keys:
+        raise ValueError(
+            f"attention needs a whole number of heads per group and no more queries than keys, got "
+            f"{heads} heads, {groups} groups, {queries} queries, {keys} keys; pass q as [B, H, C, D] "
+            f"and k, v as [B, G, S, D]"
+        )
+
+
+def _is_fused(q_BHCD: Tensor) -> bool:
+    head_size = q_BHCD.shape[-1]
+    return (
+        q_BHCD.is_cuda
+        and q_BHCD.dtype in _FUSED_DTYPES
+        and head_size % _FUSED_HEAD_MULTIPLE == 0
+        and head_size <= _FUSED_HEAD_MAX
+    )
+
+
+def _wide(x: Tensor) -> Tensor:
+    """The dtype of the plain path: float32 in place of half precision."""
+    return x.float() if x.dtype in _FUSED_DTYPES else x
+
+
+def _tiles(heads: int, queries: int, keys: int) -> Iterator[tuple[int, int, int]]:
+    """Half-open ranges of queries, and how many keys the last query of each can see."""
+    step = max(1, min(queries, _TILE_ELEMENTS // max(1, heads * keys)))
+    for start in range(0, queries, step):
+        stop = min(start + step, queries)
+        yield start, stop, keys - queries + stop
+
+
+def _by_group(x_BHCX: Tensor, num: int) -> Tensor:
+    """[B, H, C, X] -> [B * G, R * C, X]: the heads of a group become more queries."""
+    return x_BHCX.reshape(num, -1, x_BHCX.shape[-1])
+
+
+def _scores(q_BHCD: Tensor, k_NSD: Tensor) -> Tensor:
+    """Scaled scores [B * G, R * C, S] before the mask."""
+    q_NMD = _by_group(q_BHCD, k_NSD.shape[0])
+    scores = q_NMD.new_empty(q_NMD.shape[0], q_NMD.shape[1], k_NSD.shape[1])
+    # With beta=0 the product is scaled on its way out, and what was in the buffer is ignored.
+    return scores.baddbmm_(q_NMD, k_NSD.mT, beta=0, alpha=1.0 / math.sqrt(q_NMD.shape[-1]))
+
+
+def _weights(q_BHCD: Tensor, k_NSD: Tensor, lse_BHC: Tensor) -> Tensor:
+    """Softmax weights [B * G, R * C, S], again, from the log-sum-exp."""
+    lse_NM1 = _by_group(lse_BHC.unsqueeze(-1), k_NSD.shape[0])
+    if q_BHCD.dtype in _FUSED_DTYPES:
+        # Half precision goes in, float32 scores come out of the tensor cores.
+        q_NMD = _by_group(q_BHCD, k_NSD.shape[0])
+        scores = torch.bmm(q_NMD, k_NSD.mT, out_dtype=torch.float32)
+        scores = torch.sub(scores.mul_(1.0 / math.sqrt(q_NMD.shape[-1])), lse_NM1, out=scores)
+    else:
+        scores = _scores(q_BHCD, k_NSD).sub_(lse_NM1)
+    # Zeroing after the exponential needs no mask tensor: what it overwrites, even an infinity,
+    # does not reach the result.
+    queries = q_BHCD.shape[2]
+    weights = scores.exp_()
+    if queries > 1:
+        _square(weights, queries).tril_()
+    return weights
+
+
+def _square(scores_NMS: Tensor, queries: int) -> Tensor:
+    """The last C columns [B * G, R, C, C], the only ones where some key is in the future."""
+    return scores_NMS.view(scores_NMS.shape[0], -1, queries, scores_NMS.shape[-1])[..., -queries:]
+
+
+def _mask_future_(scores_NMS: Tensor, queries: int) -> None:
+    if queries > 1:
+        future = torch.ones(queries, queries, dtype=torch.bool, device=scores_NMS.device).triu_(1)
+        _square(scores_NMS, queries).masked_fill_(future, -math.inf)
+
+
+def _flash_forward(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tensor]:
+    out_BCHD, lse_BHC, *_ = torch.ops.aten._flash_attention_forward(
+        q_BHCD.transpose(1, 2), k_BGSD.transpose(1, 2), v_BGSD.transpose(1, 2),
+        None, None, q_BHCD.shape[2], k_BGSD.shape[2], 0.0, True, False,
+        scale=1.0 / math.sqrt(q_BHCD.shape[-1]),
+    )  # fmt: skip
+    return out_BCHD.transpose(1, 2), lse_BHC
+
+
+def _flash_backward(
+    grad_out_BHCD: Tensor, q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, out_BHCD: Tensor, lse_BHC: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    # The generator's state is only read when there is dropout, and there is none.
+    no_state = torch.empty(0, dtype=torch.uint64, device=q_BHCD.device)
+    swapped = (t.transpose(1, 2) for t in (grad_out_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD))
+    dq, dk, dv = torch.ops.aten._flash_attention_backward(
+        *swapped, lse_BHC, None, None, q_BHCD.shape[2], k_BGSD.shape[2], 0.0, True, no_state, no_state,
+        scale=1.0 / math.sqrt(q_BHCD.shape[-1]),
+    )  # fmt: skip
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)

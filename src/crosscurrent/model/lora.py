@@ -1,0 +1,43 @@
+"""A linear map without bias, with an optional low-rank update.
+
+Usage:
+
+    q = Linear(embed_size, num_heads * head_size, lora=config.lora)
+    q.weight, q.lora_a, q.lora_b  # the names that state dicts and reports show
+
+y = x W^T + (alpha / rank) dropout(x) A^T B^T, Hu et al. 2021, arXiv:2106.09685: A starts random,
+B at zero, so that training starts from the map as it was.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from crosscurrent.model.config import LoRAConfig
+
+
+class Linear(nn.Module):
+    """y = x W^T, plus a low-rank update if `lora` is given."""
+
+    def __init__(self, in_size: int, out_size: int, *, lora: LoRAConfig | None = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_size, in_size))
+        self.lora = lora
+        if lora is not None:
+            self.lora_a = nn.Parameter(torch.empty(lora.rank, in_size))
+            self.lora_b = nn.Parameter(torch.zeros(out_size, lora.rank))
+            nn.init.uniform_(self.lora_a, -math.sqrt(3 / in_size), math.sqrt(3 / in_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.lora is None:
+            return F.linear(x, self.weight)
+        x_NI = x.flatten(0, -2)
+        y_NO = F.linear(x_NI, self.weight)
+        low_NR = F.linear(F.dropout(x_NI, self.lora.dropout, self.training), self.lora_a)
+        # In place: the product above is fresh, and its backward does not read it.
+        y_NO.addmm_(low_NR, self.lora_b.mT, alpha=self.lora.alpha / self.lora.rank)
+        return y_NO.view(*x.shape[:-1], -1)

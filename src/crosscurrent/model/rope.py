@@ -1,0 +1,83 @@
+"""Rotary positions, absolute in the whole sequence, in three kernels and any dtype.
+
+Usage:
+
+    rope = Rope(head_size=64, theta=10_000.0)
+    angles = rope.angles(start, length, device=x.device, dtype=x.dtype)
+    q_BHTD = rotate(q_BHTD, angles)
+
+Su et al. 2021, arXiv:2104.09864. Feature d of the first half is paired with feature d + D/2, as in
+most open models, and not with its neighbour, as in the paper: the same up to a permutation of the
+projection's rows. Angles are computed in float64, because position * frequency in float32 is off
+by several hundredths of a radian a million tokens in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Angles(NamedTuple):
+    """Cosines and sines [T, D/2] of T consecutive positions."""
+
+    cos_TF: Tensor
+    sin_TF: Tensor
+
+
+class Rope:
+    """Makes the angles of a run of positions; remembers the last run, since all layers ask for it."""
+
+    def __init__(self, *, head_size: int, theta: float) -> None:
+        self._head_size = head_size
+        self._theta = theta
+        self._last: tuple[object, Angles] | None = None
+
+    def angles(self, start: int, length: int, *, device: torch.device, dtype: torch.dtype) -> Angles:
+        """Angles of the positions start .. start + length, in float32 or wider, made on the device."""
+        dtype = torch.promote_types(dtype, torch.float32)
+        key = (start, length, device, dtype)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, self._compute(start, length, device, dtype))
+        return self._last[1]
+
+    def _compute(self, start: int, length: int, device: torch.device, dtype: torch.dtype) -> Angles:
+        # An inference tensor, kept for the next training step, could not be saved for backward.
+        with torch.inference_mode(False), torch.no_grad():
+            exponents = torch.arange(0, self._head_size, 2, device=device, dtype=torch.float64)
+            frequencies_F = torch.pow(self._theta, exponents / -self._head_size)
+            positions_T = torch.arange(start, start + length, device=device, dtype=torch.float64)
+            angles_TF = positions_T[:, None] * frequencies_F
+            return Angles(angles_TF.cos().to(dtype), angles_TF.sin().to(dtype))
+
+
+class _Rotate(torch.autograd.Function):
+    """A rotation, whose gradient is the rotation back. It saves the angles and not the input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_TF, sin_TF)
+        return _turn(x, cos_TF, sin_TF, 1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos_TF, sin_TF = ctx.saved_tensors
+        return _turn(grad, cos_TF, sin_TF, -1), None, None
+
+
+def rotate(x: Tensor, angles: Angles) -> Tensor:
+    """Turn the pairs of x [..., T, D] by the angles; the strides of x are kept."""
+    return _Rotate.apply(x, *angles)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _turn(x: Tensor, cos_TF: Tensor, sin_TF: Tensor, sign: int) -> Tensor:
+    half = x.shape[-1] // 2
+    low, high = x[..., :half], x[..., half:]
+    out = torch.empty_like(x)
+    torch.mul(x.unflatten(-1, (2, half)), cos_TF.unsqueeze(-2), out=out.unflatten(-1, (2, half)))
+    out[..., :half].addcmul_(high, sin_TF, value=-sign)
+    out[..., half:].addcmul_(low, sin_TF, value=sign)
+    return out

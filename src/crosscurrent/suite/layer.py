@@ -1,0 +1,59 @@
+"""The seam of the suite: a layer asks one question of every scenario.
+
+A layer answers ``Outcome.held`` with what it looked at, or ``Outcome.failed`` with what it found. One
+that raises has failed. Whether it can be asked at all is not its own business: it says what it needs,
+and whoever runs it provides that or reports that it could not be run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from crosscurrent.suite.scenario import Scenario
+
+
+class Verdict(Enum):
+    """What is known of a layer in a scenario. Only ``HELD`` is good news."""
+
+    HELD = "held"
+    FAILED = "failed"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A verdict with its evidence."""
+
+    verdict: Verdict
+    detail: str
+
+    @classmethod
+    def held(cls, detail: str) -> Outcome:
+        """The property held; ``detail`` says what was compared."""
+        return cls(Verdict.HELD, detail)
+
+    @classmethod
+    def failed(cls, detail: str) -> Outcome:
+        """The property does not hold; ``detail`` says what was seen and what was expected."""
+        return cls(Verdict.FAILED, detail)
+
+
+class Layer(Protocol):
+    """One question."""
+
+    @property
+    def name(self) -> str:
+        """The name on the command line and in the table."""
+
+    @property
+    def claim(self) -> str:
+        """What holds when the layer held, in one sentence."""
+
+    @property
+    def needs_cuda(self) -> bool:
+        """Whether the question needs a CUDA device, real or simulated."""
+
+    def check(self, scenario: Scenario) -> Outcome:
+        """Ask it. Where ``needs_cuda``, ``torch.cuda`` works when this is called."""

@@ -1,0 +1,40 @@
+"""What the layers of the verification are run over: cache policies times quantizers."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+POLICIES = ("lastrec", "h2o")
+QUANTIZERS = ("default", "torch-quantized8")
+ALL_POLICIES = ("dense", *POLICIES)
+ALL_QUANTIZERS = (*QUANTIZERS, "torch-quantized4")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """One way to run the gradient."""
+
+    policy: str
+    """How the cache decides what to forget."""
+    quantizer: str
+    """How checkpoints (and, where a layer says so, the cache itself) are stored."""
+
+    @property
+    def name(self) -> str:
+        """What people read in a table."""
+        return f"{self.policy}, {self.quantizer}"
+
+    @property
+    def cache_name(self) -> str:
+        """The name of a cache of this policy that stores its entries with this quantizer."""
+        return f"{self.policy}-{self.quantizer}"
+
+
+def scenarios(*, everything: bool = False) -> tuple[Scenario, ...]:
+    """The scenarios of an ordinary run, or of a run over everything that there is."""
+    policies, quantizers = (ALL_POLICIES, ALL_QUANTIZERS) if everything else (POLICIES, QUANTIZERS)
+    return tuple(
+        Scenario(policy=policy, quantizer=quantizer)
+        for policy, quantizer in itertools.product(policies, quantizers)
+    )

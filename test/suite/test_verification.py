@@ -1,0 +1,90 @@
+"""The seam of the suite: what held, what failed and what could not be run are kept apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from crosscurrent.suite.layer import Outcome, Verdict
+from crosscurrent.suite.scenario import Scenario, scenarios
+from crosscurrent.suite.verification import Cuda, overall, run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A layer whose answer is known."""
+
+    name: str = "question"
+    claim: str = "The answer is known."
+    needs_cuda: bool = False
+    answer: Outcome | Exception = Outcome.held("known")  # noqa: RUF009
+
+    def check(self, scenario: Scenario) -> Outcome:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+ONE = scenarios()[:1]
+
+
+def test_the_ordinary_scenarios_are_two_policies_times_two_quantizers() -> None:
+    assert [scenario.name for scenario in scenarios()] == [
+        "lastrec, default",
+        "lastrec, torch-quantized8",
+        "h2o, default",
+        "h2o, torch-quantized8",
+    ]
+    assert set(scenarios()) < set(scenarios(everything=True))
+
+
+def test_every_layer_is_asked_of_every_scenario() -> None:
+    layers = [Question(name="a"), Question(name="b")]
+    results = list(run(layers, scenarios(), Cuda.NONE))
+    assert [(result.layer, result.scenario) for result in results] == [
+        (layer.name, scenario) for layer in layers for scenario in scenarios()
+    ]
+    assert overall(results) is Verdict.HELD
+
+
+@pytest.mark.parametrize("answer", [Outcome.failed("seen 1, expected 2"), RuntimeError("broken")])
+def test_one_failure_fails_the_whole_and_the_others_are_still_asked(answer: Outcome | Exception) -> None:
+    layers = [Question(answer=answer), Question(), Question(needs_cuda=True)]
+    results = list(run(layers, ONE, Cuda.NONE))
+    assert [result.outcome.verdict for result in results] == [Verdict.FAILED, Verdict.HELD, Verdict.NOT_RUN]
+    assert overall(results) is Verdict.FAILED
+
+
+def test_an_error_of_a_layer_is_told_in_its_result() -> None:
+    (result,) = run([Question(answer=KeyError("lost"))], ONE, Cuda.NONE)
+    assert result.outcome == Outcome.failed("KeyError: 'lost'")
+
+
+def test_what_could_not_be_run_is_never_counted_as_held() -> None:
+    results = list(run([Question(), Question(needs_cuda=True)], ONE, Cuda.NONE))
+    assert [result.outcome.verdict for result in results] == [Verdict.HELD, Verdict.NOT_RUN]
+    assert overall(results) is Verdict.NOT_RUN
+    assert "CUDA" in results[1].outcome.detail
+
+
+def test_nothing_asked_is_nothing_held() -> None:
+    assert overall([]) is Verdict.NOT_RUN
+
+
+def test_simulated_cuda_is_there_while_a_layer_that_needs_it_runs() -> None:
+    import torch
+
+    @dataclass(frozen=True)
+    class Asks(Question):
+        def check(self, scenario: Scenario) -> Outcome:
+            return Outcome.held("there" if torch.cuda.is_available() else "not there")
+
+    results = list(run([Asks(needs_cuda=True), Asks()], ONE, Cuda.SIMULATED))
+    assert results[0].outcome == Outcome.held("there")
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="this machine has a CUDA device")
+def test_without_a_device_simulation_is_a_choice() -> None:
+    assert Cuda.available() is Cuda.SIMULATED
+    assert Cuda.available(may_simulate=False) is Cuda.NONE

@@ -1,0 +1,149 @@
+"""The words of a finding: which edge is missing, and the least change that adds it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from crosscurrent.races.causes import Cause, RaceKind
+from crosscurrent.trace.records import (
+    HOST,
+    HostWait,
+    Lane,
+    MemoryKind,
+    RecordEvent,
+    Site,
+    TraceInfo,
+    WaitEvent,
+)
+
+
+def place(site: Site) -> str:
+    """A call site as a person reads it: the path from the working directory, if it lies below."""
+    directory = os.getcwd() + os.sep
+    path = site.file.removeprefix(directory)
+    return f"{path}:{site.line} ({site.function})"
+
+
+def lane_of(lane: int, info: TraceInfo) -> Lane:
+    """The lane's name and device, or its number where the trace does not name it."""
+    if 0 <= lane < len(info.lanes):
+        return info.lanes[lane]
+    return Lane(lane, "host" if lane == HOST else f"lane {lane}")
+
+
+def site_of(site: int, info: TraceInfo) -> Site:
+    """A call site, or a placeholder where the trace does not know it."""
+    if 0 <= site < len(info.sites):
+        return info.sites[site]
+    return Site("<unknown>", 0, "<unknown>")
+
+
+def missing_edge(head: Cause, info: TraceInfo) -> str:
+    """The edge that is not there, from lane and op to lane and op."""
+    first, second = lane_of(head.first_lane, info).name, lane_of(head.second_lane, info).name
+    edge = (
+        f"nothing orders {head.first.name} on {first} ({_at(head.first.site, info)}) "
+        f"before {head.second.name} on {second} ({_at(head.second.site, info)})"
+    )
+    if head.freed is None:
+        return edge
+    return f"{edge}, which may get the same memory: the block was freed at {_at(head.freed.free, info)}"
+
+
+def fix_for(group: Sequence[Cause], info: TraceInfo) -> str:
+    """The least change that adds the edge.
+
+    An event after the last first access of the group, waited for before its first second access, so
+    that the one edge repairs all its pairs.
+    """
+    head = group[0]
+    if head.kind is RaceKind.REUSE:
+        return _reuse_fix(head, info)
+    last = max((cause for cause in group), key=lambda cause: cause.first.index)
+    first, second = lane_of(head.first_lane, info).name, lane_of(head.second_lane, info).name
+    before = f"before {head.second.name} at {_at(head.second.site, info)}"
+    ready = head.context.ready
+    if ready is not None and ready.index > last.first.index and ready.via != "wait_stream":
+        event = f"the event recorded on {first} at {_at(ready.site, info)}"
+    else:
+        event = "it"
+    if head.second_lane == HOST:
+        if event != "it":
+            return f"call `event.synchronize()` on {event}, {before}"
+        return (
+            f"record an event on {first} after {last.first.name} at {_at(last.first.site, info)} "
+            f"and call `event.synchronize()` {before}"
+        )
+    if event != "it":
+        return f"let {second} wait for {event}: `{_stream(second)}.wait_event(event)` {before}"
+    return (
+        f"record an event on {first} after {last.first.name} at {_at(last.first.site, info)} "
+        f"(`event.record({_stream(first)})`) and let {second} wait for it "
+        f"(`{_stream(second)}.wait_event(event)`) {before}"
+    )
+
+
+def _reuse_fix(head: Cause, info: TraceInfo) -> str:
+    freed = head.freed
+    assert freed is not None
+    first = lane_of(head.first_lane, info).name
+    free = _at(freed.free, info)
+    second = lane_of(head.second_lane, info).name
+    if head.memory is MemoryKind.PINNED:
+        return (
+            f"keep the pinned tensor alive until {first} is done with it: "
+            f"call `event.synchronize()` on an event recorded after {head.first.name} "
+            f"before the free at {free}"
+        )
+    before = f"before {head.second.name} at {_at(head.second.site, info)}"
+    wait = f"`{_stream(second)}.wait_stream({_stream(first)})` {before}"
+    if freed.owner == head.first_lane:
+        # The pool's own stream still uses the block: record_stream does nothing for that stream.
+        return f"let {second} wait for {first}, to whose pool the block belongs: {wait}"
+    return (
+        f"call `tensor.record_stream({_stream(first)})` before the tensor is freed at {free}, "
+        f"or let {second} wait first: {wait}"
+    )
+
+
+def notes_on(head: Cause, info: TraceInfo) -> list[str]:
+    """What the sync calls around the race tried, and why it was not enough."""
+    notes = []
+    second = lane_of(head.second_lane, info).name
+    first = lane_of(head.first_lane, info).name
+    context = head.context
+    if context.unrecorded is not None:
+        notes.append(
+            f"the wait at {_at(context.unrecorded.site, info)} is for an event that had not been recorded "
+            "by then, and orders nothing"
+        )
+    if context.elsewhere is not None:
+        record, wait = context.elsewhere
+        notes.append(
+            f"the wait of {second} at {_at(wait.site, info)} is for {_waited_for(record, wait, info)}, "
+            f"not for {first}"
+        )
+    elif context.early is not None and head.kind is not RaceKind.REUSE:
+        record, wait = context.early
+        notes.append(
+            f"the wait at {_at(wait.site, info)} uses an event recorded on {first} "
+            f"at {_at(record.site, info)}, before {head.first.name}: too early to cover it"
+        )
+    return notes
+
+
+def _waited_for(record: RecordEvent | None, wait: WaitEvent | HostWait, info: TraceInfo) -> str:
+    if record is not None:
+        return lane_of(record.lane, info).name
+    lanes = wait.lanes if isinstance(wait, HostWait) else ()
+    return ", ".join(lane_of(lane, info).name for lane in lanes)
+
+
+def _at(site: int, info: TraceInfo) -> str:
+    return place(site_of(site, info))
+
+
+def _stream(lane: str) -> str:
+    """The lane's name as a word in code: ``stream 3`` is ``stream_3``."""
+    return "".join(letter if letter.isalnum() else "_" for letter in lane)

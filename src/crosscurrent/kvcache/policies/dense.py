@@ -1,0 +1,42 @@
+"""dense: nothing is evicted, so a sequence may not be longer than the cache.
+
+Usage: `Dense(cache_length)`; see `crosscurrent.kvcache.policies` for the calls.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from crosscurrent.kvcache.placement import Eviction, SharedEviction
+from crosscurrent.kvcache.policies.base import check_room
+
+
+class Dense:
+    """Keeps everything: exact attention, within the cache."""
+
+    needs_weights = False
+
+    def __init__(self, cache_length: int) -> None:
+        self._cache_length = cache_length
+        self._filled = 0
+
+    def reset(self, batch_size: int, num_groups: int, device: torch.device) -> None:
+        self._filled = 0
+
+    def place(self, length: int) -> Eviction:
+        total = self._filled + length
+        if total > self._cache_length:
+            raise ValueError(
+                f"dense keeps every token, but the sequence has at least {total} and the cache "
+                f"{self._cache_length} slots; use a longer cache_length, or a policy that evicts (lastrec, h2o)"
+            )
+        check_room(length, filled=self._filled, cache_length=self._cache_length, num_grace=0)
+        eviction = SharedEviction(
+            filled_before=self._filled, chunk_length=length, cache_length=self._cache_length
+        )
+        self._filled = total
+        return eviction
+
+    def observe(self, eviction: Eviction, weights_BGS: Tensor) -> None:
+        """Nothing to learn."""

@@ -1,0 +1,143 @@
+"""h2o: the tokens that got the least attention so far are evicted ("heavy hitters" stay).
+
+Usage: `H2O(cache_length, grace_period=64)`; see `crosscurrent.kvcache.policies` for the calls.
+
+Zhang et al. 2023, "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language
+Models", arXiv:2306.14048. A token's score is the attention weight that it got, summed over all
+queries since it came in. Where we deviate from the paper:
+- a chunk of C tokens displaces C entries at once, by the scores before the chunk; the paper
+  evicts one entry for each generated token;
+- scores, and so evictions, are per query group (summed over its heads), the unit that shares
+  keys and values; the paper has no grouped queries;
+- the paper splits the budget in halves of recent tokens and heavy hitters; here the share of
+  recent ones is `grace_period`, and the newest chunk is never displaced by itself;
+- `normalize_scores` divides by the number of queries that could see the token, since a plain sum
+  favours the old; `init_grace_tokens` keeps the first ones. Neither is in the paper.
+
+Everything is decided on the device, without a wait for it. Ties go to whom `topk` picks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from crosscurrent.kvcache.placement import Eviction, GroupedEviction, SharedEviction
+from crosscurrent.kvcache.policies.base import check_room
+
+_INT16_SLOTS = torch.iinfo(torch.int16).max + 1
+
+
+def slot_dtype(cache_length: int) -> torch.dtype:
+    """The smallest dtype in which the replay log can keep the slots of such a cache."""
+    return torch.int16 if cache_length <= _INT16_SLOTS else torch.int32
+
+
+class H2O:
+    """Keeps the heavy hitters, the newest and the first tokens."""
+
+    needs_weights = True
+
+    def __init__(
+        self,
+        cache_length: int,
+        *,
+        init_grace_tokens: int = 0,
+        grace_period: int = 0,
+        normalize_scores: bool = False,
+    ) -> None:
+        self._cache_length = cache_length
+        self._num_initial = init_grace_tokens
+        self._grace_period = grace_period
+        self._normalize = normalize_scores
+        self._filled = 0
+        self._seen = 0
+        self._state_KBGL: Tensor | None = None
+        """Scores, and the positions of the entries if the rules ask for them. In float64 both are
+        exact enough for any sequence, and one gather moves both."""
+
+    def reset(self, batch_size: int, num_groups: int, device: torch.device) -> None:
+        rows = 2 if self._grace_period or self._normalize else 1
+        self._filled = self._seen = 0
+        self._state_KBGL = torch.zeros(
+            rows, batch_size, num_groups, self._cache_length, dtype=torch.float64, device=device
+        )
+
+    def place(self, length: int) -> Eviction:
+        check_room(
+            length,
+            filled=self._filled,
+            cache_length=self._cache_length,
+            num_grace=self._num_initial + self._grace_period,
+        )
+        state_KBGL = self._state()
+        before, after = self._filled, min(self._cache_length, self._filled + length)
+        num_evicted = before + length - after
+        eviction: Eviction
+        if num_evicted:
+            dest_BGm = _pair_with_tail(self._lowest(num_evicted), after - length, before)
+            moved = state_KBGL[..., after - length : before].clone()
+            state_KBGL.scatter_(3, dest_BGm.expand(len(state_KBGL), -1, -1, -1), moved)
+            eviction = GroupedEviction(
+                filled_before=before,
+                chunk_length=length,
+                cache_length=self._cache_length,
+                slots_BGm=dest_BGm.to(slot_dtype(self._cache_length)),
+            )
+        else:
+            eviction = SharedEviction(
+                filled_before=before, chunk_length=length, cache_length=self._cache_length
+            )
+        state_KBGL[0, ..., after - length : after].zero_()
+        if len(state_KBGL) > 1:
+            positions = torch.arange(self._seen, self._seen + length, device=state_KBGL.device)
+            state_KBGL[1, ..., after - length : after] = positions
+        self._filled, self._seen = after, self._seen + length
+        return eviction
+
+    def observe(self, eviction: Eviction, weights_BGS: Tensor) -> None:
+        """Add the chunk's summed weights to the scores."""
+        if weights_BGS.shape[-1] != eviction.filled_after or eviction.filled_after != self._filled:
+            raise ValueError(
+                f"got weights for {weights_BGS.shape[-1]} slots, expected the {self._filled} that the last "
+                f"place() left filled; observe each chunk once, right after its attention"
+            )
+        self._state()[0, ..., : self._filled].add_(weights_BGS)
+
+    def _lowest(self, count: int) -> Tensor:
+        """The evicted slots [B, G, m], ascending."""
+        state_KBGL = self._state()
+        # The first tokens cannot move, so that their slots are their positions: leave them out.
+        first = min(self._num_initial, self._filled)
+        scores = state_KBGL[0, ..., first : self._filled]
+        if len(state_KBGL) > 1:
+            positions = state_KBGL[1, ..., first : self._filled]
+            if self._normalize:
+                scores = scores / (self._seen - positions)
+            if self._grace_period:
+                scores = scores.masked_fill(positions >= self._seen - self._grace_period, math.inf)
+        slots = scores.topk(count, dim=-1, largest=False, sorted=False).indices
+        return slots.sort(dim=-1).values.add_(first)
+
+    def _state(self) -> Tensor:
+        if self._state_KBGL is None:
+            raise RuntimeError("call reset() before place() or observe(): it starts a sequence")
+        return self._state_KBGL
+
+
+def _pair_with_tail(evicted_BGm: Tensor, start: int, stop: int) -> Tensor:
+    """`dest` [B, G, m] for the occupied tail start .. stop, from the evicted slots, ascending.
+
+    See Note [Newest at the tail]. Ascending order puts the evicted slots outside of the tail
+    first, and they are as many as there are tail slots that are not evicted: the i-th such slot
+    gets the i-th of them.
+    """
+    tail_m = torch.arange(start, stop, device=evicted_BGm.device)
+    # One slot past the tail collects what lies outside of it.
+    local = (evicted_BGm - start).clamp_(min=-1).remainder_(stop - start + 1)
+    stays = torch.zeros(*evicted_BGm.shape[:2], stop - start + 1, dtype=torch.bool, device=tail_m.device)
+    stays_BGm = stays.scatter_(2, local, True)[..., :-1]
+    rank_BGm = (~stays_BGm).cumsum(-1).sub_(1).clamp_(min=0)
+    return torch.where(stays_BGm, tail_m, evicted_BGm.gather(2, rank_BGm))

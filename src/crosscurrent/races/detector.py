@@ -120,7 +120,7 @@ class _Pool:
 class _Block:
     """One live block."""
 
-    __slots__ = ("hazards", "lanes", "memory", "mine", "nbytes", "owner", "pool", "site", "sole", "used")
+    __slots__ = ("hazards", "lanes", "memory", "mine", "nbytes", "owner", "pool", "site", "sole", "told", "used")
 
     def __init__(self, nbytes: int, memory: MemoryKind, owner: int, pool: _Pool | None, site: int) -> None:
         self.nbytes = nbytes
@@ -130,6 +130,7 @@ class _Block:
         self.site = site
         self.lanes: dict[int, _History] = {}
         self.hazards: tuple[_Residue, ...] = ()
+        self.told: frozenset[tuple[int, int, bool, int]] = frozenset()
         self.sole = -1
         self.mine = _UNUSED
         self.used: set[int] | None = None
@@ -303,10 +304,11 @@ class Detector:
             if other == lane or residue.entry[0] <= clock[other]:
                 continue
             clean = False
-            if access.write or residue.entry[2].write:
+            # Judged at the first unordered access of each lane: its later ones tell nothing new.
+            told = (residue.freed.block, residue.entry[1].index, residue.entry[2].write, lane)
+            if (access.write or residue.entry[2].write) and told not in block.told:
+                block.told |= {told}
                 self._race(block, RaceKind.REUSE, other, residue.entry, op, access, residue.freed, True)
-                # Judged at the first unordered access: the later ones tell nothing new.
-                block.hazards = tuple(kept for kept in block.hazards if kept is not residue)
         return clean
 
     def _meet(
@@ -407,7 +409,6 @@ class Detector:
                 continue
             if freed is None:
                 freed = Freed(free.block, owner, block.site, free.site, free.index)
-            group = pool.residue.setdefault(lane, {})
             if lane == owner:
                 entries: Iterable[Entry] = (history.last_write, history.last_read)
             else:
@@ -416,6 +417,7 @@ class Detector:
                 if entry[0] > done[lane]:
                     op, write = entry[1], entry[2].write
                     key = (write,) if lane == owner else (write, op.name, op.site, block.site)
+                    group = pool.residue.setdefault(lane, {})
                     before = group.get(key)
                     if before is None or before.entry[0] < entry[0]:
                         group[key] = _Residue(lane, entry, freed)

@@ -1,0 +1,136 @@
+"""What a watch saw, as plain text and as a JSON document."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from crosscurrent.races.findings import Finding, RacingAccess
+from crosscurrent.trace.records import Site
+
+if TYPE_CHECKING:
+    from crosscurrent.races.watch import Watch
+
+VERSION = 1
+"""Version of the document. It changes when a field changes its meaning or goes, not when one is added."""
+
+
+def as_text(watch: Watch) -> str:
+    """The findings, then every call that made the host wait, then what could not be understood."""
+    findings = watch.findings
+    if findings:
+        head = "1 race" if len(findings) == 1 else f"{len(findings)} races"
+    elif watch.unknown:
+        head = "no race in what was understood; what was not is listed below"
+    else:
+        head = "no race: every schedule of this trace gives the same values"
+    parts = [head, *(str(finding) for finding in findings)]
+    parts += _section(
+        "the host waited",
+        (
+            f"{wait.kind}{f' in {wait.op}' if wait.op else ''} at {_place(wait.site)}"
+            + (f", for {', '.join(wait.streams)}" if wait.streams else "")
+            for wait in watch.host_waits
+        ),
+    )
+    parts += _section(
+        "not understood", (f"{what.op} at {_place(what.site)}: {what.reason}" for what in watch.unknown)
+    )
+    return "\n\n".join(parts)
+
+
+def _section(title: str, lines: Iterable[str]) -> list[str]:
+    counted = Counter(lines)
+    if not counted:
+        return []
+    times = (f"  {line}" + ("" if count == 1 else f" ({count} times)") for line, count in counted.items())
+    return ["\n".join([f"{title}:", *times])]
+
+
+def _place(site: Site) -> str:
+    return f"{site.file}:{site.line}" + (f" ({site.function})" if site.function else "")
+
+
+def as_json(watch: Watch) -> dict[str, Any]:
+    """The document: ``version``, ``findings``, ``host_waits``, ``unknown`` and ``lanes``.
+
+    - A finding has ``id``, ``kind`` (``read-after-write``, ``write-after-read``, ``write-after-write``,
+      ``reuse``), ``memory`` (``device``, ``pinned``), ``count`` (racing pairs of ops), ``certain``,
+      ``first`` and ``second`` (accesses), ``missing_edge``, ``fix``, ``notes``, ``freed_at`` (a site, for
+      ``reuse``), ``also`` (further pairs that the same edge would order), ``witness`` and ``schedule``
+      (null unless somebody looked for one).
+    - An access has ``op``, ``lane``, ``index`` (its position in the trace), ``file``, ``line``,
+      ``function``, ``access`` (``read``, ``write``), ``shape``, ``dtype``, ``block`` and ``bytes``
+      (``[start, stop]`` in the block).
+    - A host wait has ``kind``, ``op``, a site, ``streams`` and ``times``.
+    - What was not understood has ``op``, a site, ``reason`` and ``times``.
+    - A site is ``file``, ``line``, ``function``, and ``stack`` when whole stacks were asked for.
+    """
+    return {
+        "version": VERSION,
+        "findings": [_finding(finding) for finding in watch.findings],
+        "host_waits": [
+            {
+                "kind": wait.kind,
+                "op": wait.op,
+                **_site(wait.site),
+                "streams": list(wait.streams),
+                "times": times,
+            }
+            for wait, times in Counter(watch.host_waits).items()
+        ],
+        "unknown": [
+            {"op": what.op, **_site(what.site), "reason": what.reason, "times": times}
+            for what, times in Counter(watch.unknown).items()
+        ],
+        "lanes": [lane.name for lane in watch.lanes],
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "id": finding.id,
+        "kind": finding.kind.value,
+        "memory": finding.memory.value,
+        "count": finding.count,
+        "certain": finding.certain,
+        "first": _access(finding.first),
+        "second": _access(finding.second),
+        "missing_edge": finding.missing,
+        "fix": finding.fix,
+        "notes": list(finding.notes),
+        "freed_at": None if finding.freed_at is None else _site(finding.freed_at),
+        "also": [
+            {
+                "kind": pair.kind.value,
+                "count": pair.count,
+                "first": _access(pair.first),
+                "second": _access(pair.second),
+            }
+            for pair in finding.also
+        ],
+        "witness": finding.witness,
+        "schedule": finding.schedule,
+    }
+
+
+def _access(access: RacingAccess) -> dict[str, Any]:
+    return {
+        "op": access.op,
+        "lane": access.lane,
+        "index": access.index,
+        **_site(access.site),
+        "access": "write" if access.write else "read",
+        "shape": list(access.shape),
+        "dtype": access.dtype,
+        "block": access.block,
+        "bytes": [access.start, access.stop],
+    }
+
+
+def _site(site: Site) -> dict[str, Any]:
+    where: dict[str, Any] = {"file": site.file, "line": site.line, "function": site.function}
+    if site.stack:
+        where["stack"] = [{"file": file, "line": line, "function": name} for file, line, name in site.stack]
+    return where

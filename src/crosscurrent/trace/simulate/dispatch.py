@@ -1,0 +1,162 @@
+"""The dispatch mode: runs each aten op on the CPU and keeps account of the device it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from crosscurrent.trace.simulate import plans
+from crosscurrent.trace.simulate.clock import ISSUE, KERNEL
+from crosscurrent.trace.simulate.memory import UNDETERMINED
+
+if TYPE_CHECKING:
+    from crosscurrent.trace.simulate.simulation import Simulation
+
+HOST = -1
+
+
+class SimulatedDispatch(TorchDispatchMode):
+    """One per simulation, on the mode stack of every thread.
+
+    The common case is kept short: plain tensors of one device, no device among the arguments.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__()
+        self.simulation = simulation
+        self._get_block = simulation.memory.blocks.get
+        self._plans: dict[Any, Callable[..., Any] | None] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper that hides a handler from the compiler costs more than the handler
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            plan = self._plans[func]
+        except KeyError:
+            plan = self._plans[func] = plans.plan_for(func)
+        if kwargs is None:
+            kwargs = {}
+        simulation = self.simulation
+        if plan is not None or simulation.capturing or not simulation.is_active:
+            return self._special(plan, func, args, kwargs)
+        device = self.place(func, args, kwargs)
+        if simulation.observed:
+            simulation.before_call(func, args, kwargs)
+        out = func(*args, **kwargs)
+        if device != HOST:
+            if type(out) is Tensor:
+                if self._get_block(out.untyped_storage()._cdata) is None:
+                    simulation.memory.tag(out.untyped_storage(), device)
+            else:
+                self.tag_results(out, device)
+            if device >= 0:
+                thread = simulation.queues.thread
+                clock = simulation.clock
+                now = clock.now = clock.now + ISSUE
+                queue = thread.current[device]
+                free_at = queue.free_at
+                queue.free_at = (free_at if free_at > now else now) + KERNEL
+        for tracer in simulation.tracers:
+            tracer.op(func, args, kwargs, out)
+        return out
+
+    def _special(self, plan: Callable[..., Any] | None, func: Any, args: Any, kwargs: Any) -> Any:
+        simulation = self.simulation
+        if not simulation.is_active:
+            return func(*args, **kwargs)
+        if simulation.capturing:
+            capture = simulation.current_capture()
+            if capture is not None:
+                return capture.call(plan, func, args, kwargs)
+        if plan is None:
+            return self.run(func, args, kwargs)
+        return plan(self, func, args, kwargs)
+
+    def run(self, func: Any, args: Any, kwargs: Any, *, mixed: bool = False) -> Any:
+        """Run an op on the device of its tensors; ``mixed`` if tensors of the host may take part."""
+        device = self.place(func, args, kwargs, mixed=mixed)
+        return self.run_on(device, func, args, kwargs)
+
+    def run_on(self, device: int, func: Any, args: Any, kwargs: Any, shown: Any = None) -> Any:
+        """Run an op whose results belong to ``device``; ``shown`` are the kwargs that tracers see."""
+        simulation = self.simulation
+        seen = kwargs if shown is None else shown
+        if simulation.observed:
+            simulation.before_call(func, args, seen)
+        out = func(*args, **kwargs)
+        if device != HOST:
+            self.tag_results(out, device)
+        self.report(device, func, args, seen, out)
+        return out
+
+    def report(self, device: int, func: Any, args: Any, kwargs: Any, out: Any, cost: int = KERNEL) -> None:
+        """Let the clock go on, and tell the tracers."""
+        simulation = self.simulation
+        simulation.clock.now += ISSUE
+        if device >= 0:
+            simulation.queues.thread.current[device].launch(simulation.clock, cost)
+        for tracer in simulation.tracers:
+            tracer.op(func, args, kwargs, out)
+
+    def place(self, func: Any, args: Any, kwargs: Any, *, mixed: bool = False) -> int:
+        """The device that the tensors of a call lie on; raises what CUDA raises when they differ."""
+        device = HOST
+        host: Tensor | None = None
+        loose: list[Tensor] | None = None
+        get = self._get_block
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(value, Tensor):
+                tensors: Any = (value,)
+            elif type(value) is list or type(value) is tuple:
+                tensors = value
+            else:
+                continue
+            for tensor in tensors:
+                if not isinstance(tensor, Tensor):
+                    continue
+                try:
+                    block = get(tensor.untyped_storage()._cdata)
+                except (NotImplementedError, RuntimeError):
+                    block = self.simulation.memory.block_of(tensor)
+                if block is None or block.device == HOST:
+                    host = tensor if host is None or host.dim() == 0 else host
+                elif block.device == UNDETERMINED:
+                    loose = [tensor] if loose is None else [*loose, tensor]
+                elif device == HOST:
+                    device = block.device
+                elif device != block.device and not mixed:
+                    raise plans.device_error(func, device, block.device)
+        if device != HOST:
+            if host is not None and not mixed and (host.dim() > 0 or plans.writes_to(func, args, kwargs, host)):
+                raise plans.device_error(func, device, HOST)
+            for tensor in loose or ():
+                self.simulation.memory.retag(tensor.untyped_storage(), device)
+            return device
+        return HOST if loose is None else UNDETERMINED
+
+    def tag_results(self, out: Any, device: int) -> None:
+        """What an op returned and is not known yet is new memory of ``device``."""
+        if isinstance(out, Tensor):
+            try:
+                storage = out.untyped_storage()
+            except (NotImplementedError, RuntimeError):
+                if device < 0:
+                    return
+                raise NotImplementedError(
+                    f"simulated CUDA has only dense strided tensors, this one is {out.layout}"
+                ) from None
+            if self._get_block(storage._cdata) is None:
+                self.simulation.memory.tag(storage, device)
+        elif type(out) is list or type(out) is tuple:
+            for each in out:
+                self.tag_results(each, device)

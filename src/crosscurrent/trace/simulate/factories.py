@@ -1,0 +1,74 @@
+"""Functions of the ``torch`` module that make tensors from data, or take a device as a plain number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._device import DeviceContext, _device_constructors
+
+from crosscurrent.trace.simulate.tensors import move
+
+if TYPE_CHECKING:
+    from crosscurrent.trace.simulate.patches import Patches
+    from crosscurrent.trace.simulate.simulation import Simulation
+
+_CPU = torch.device("cpu")
+_FROM_DATA = ("tensor", "as_tensor", "asarray")
+_MORE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+
+
+def default_device() -> torch.device | None:
+    """The device of ``with torch.device(...)`` or ``set_default_device``, if there is one."""
+    modes = torch.overrides._get_current_function_mode_stack()
+    return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), None)
+
+
+def patch_factories(simulation: Simulation, patches: Patches) -> None:
+    """Replace the factories in the module ``torch``."""
+    # Filled once and for all with the real functions, which is what a device context compares with.
+    constructors = {function.__name__ for function in _device_constructors()}
+    for name in sorted(constructors | set(_MORE)):
+        real = vars(torch).get(name)
+        if real is not None and name not in _FROM_DATA:
+            patches.set(torch, name, _with_number(real))
+    for name in _FROM_DATA:
+        patches.set(torch, name, _from_data(simulation, getattr(torch, name), copies=name == "tensor"))
+
+
+def _with_number(real: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(real)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device("cuda", kwargs["device"])
+        return real(*args, **kwargs)
+
+    return factory
+
+
+def _from_data(simulation: Simulation, real: Callable[..., Tensor], *, copies: bool) -> Callable[..., Tensor]:
+    @wraps(real)
+    def factory(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+        wanted: Any = kwargs.pop("device", None)
+        if wanted is None:
+            wanted = data.device if isinstance(data, Tensor) else default_device()
+        device = simulation.full_device(wanted)
+        if device is None or device.type != "cuda":
+            if isinstance(data, Tensor) and data.is_cuda:
+                data = data.detach().cpu() if copies else data.cpu()
+            pinned = kwargs.pop("pin_memory", False)
+            made = real(data, *args, device=device or _CPU, **kwargs)
+            return made.pin_memory() if pinned else made
+        grad = kwargs.pop("requires_grad", False)
+        kwargs.pop("pin_memory", None)
+        if isinstance(data, Tensor):
+            made = data.detach().clone() if copies or kwargs.pop("copy", False) else data
+            made = made.to(device, kwargs.get("dtype", args[0] if args else None))
+        else:
+            made = move(real(data, *args, device=_CPU, **kwargs), device)
+        return made.requires_grad_() if grad else made
+
+    return factory

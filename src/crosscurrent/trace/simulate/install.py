@@ -1,0 +1,94 @@
+"""Puts the simulation in the place of the C++ half of ``torch.cuda``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from crosscurrent.trace.simulate import streams
+from crosscurrent.trace.simulate.bindings import DeviceProperties, cuda_bindings
+from crosscurrent.trace.simulate.factories import patch_factories
+from crosscurrent.trace.simulate.tensors import tensor_methods
+
+if TYPE_CHECKING:
+    from crosscurrent.trace.simulate.patches import Patches
+    from crosscurrent.trace.simulate.simulation import Simulation
+
+
+def install(simulation: Simulation, patches: Patches) -> None:
+    """Replace everything that the simulation replaces. ``patches`` knows the way back."""
+    _install_classes(patches)
+    patches.update(torch._C, cuda_bindings(simulation))
+    _install_cuda_module(simulation, patches)
+    patches.update(torch.Tensor, tensor_methods(simulation))
+    patch_factories(simulation, patches)
+    _install_threads(simulation, patches)
+    _install_parsing(simulation, patches)
+
+
+def _install_classes(patches: Patches) -> None:
+    patches.update(torch._C._CudaStreamBase, streams.methods_of(streams.StreamMethods))
+    patches.update(torch._C._CudaEventBase, streams.methods_of(streams.EventMethods))
+    # The Python class would make the wait from a record and a wait of its own: one call, one name.
+    patches.set(torch.cuda.Stream, "wait_stream", streams.StreamMethods.wait_stream)
+    for module in (torch, torch._C):
+        patches.set(module, "Stream", streams.Stream)
+        patches.set(module, "Event", streams.Event)
+
+
+def _install_cuda_module(simulation: Simulation, patches: Patches) -> None:
+    cuda = torch.cuda
+
+    def properties(device: int) -> DeviceProperties:
+        total = simulation.memory.devices[device].capacity
+        return DeviceProperties(f"Simulated CUDA device {device}", 9, 0, total)
+
+    class Runtime:
+        """The few functions of the CUDA runtime that PyTorch's Python code calls itself."""
+
+        @staticmethod
+        def cudaMemGetInfo(device: int) -> tuple[int, int]:  # noqa: N802 (CUDA's name)
+            memory = simulation.memory.devices[device]
+            return memory.capacity - memory.reserved, memory.capacity
+
+    patches.update(
+        cuda,
+        {
+            "_initialized": True,
+            "_cached_device_count": simulation.num_devices,
+            "_get_device_properties": properties,
+            "_cudart": Runtime(),
+            "_is_in_bad_fork": lambda: simulation.forked,
+            "_exchange_device": vars(torch._C)["_cuda_exchangeDevice"],
+            "_maybe_exchange_device": vars(torch._C)["_cuda_maybeExchangeDevice"],
+            "_lazy_init": lambda: None,
+        },
+    )
+
+
+def _install_threads(simulation: Simulation, patches: Patches) -> None:
+    real: Callable[[threading.Thread], None] = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def bootstrap(self: threading.Thread) -> None:
+        simulation.run_thread(lambda: real(self))
+
+    patches.set(threading.Thread, "_bootstrap_inner", bootstrap)
+
+
+def _install_parsing(simulation: Simulation, patches: Patches) -> None:
+    """``Module.to`` and the optimizers ask C++ code what a device is."""
+    real_parse = torch._C._nn._parse_to
+
+    def parse_to(*args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is int:
+            args = (torch.device("cuda", args[0]), *args[1:])
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device("cuda", kwargs["device"])
+        if args and isinstance(args[0], torch.Tensor):
+            args = (args[0].device, args[0].dtype, *args[1:])
+        return real_parse(*args, **kwargs)
+
+    patches.set(torch._C._nn, "_parse_to", parse_to)

@@ -1,0 +1,153 @@
+"""Which storage stands for which memory: device, pinned or pageable, and how much of it there is."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+PINNED: Final = -1
+"""``Block.device`` of page-locked host memory."""
+
+UNDETERMINED: Final = -2
+"""``Block.device`` of what C++ code made without a word on the device: it belongs where it is used.
+
+PyTorch's composite operators create helpers "on the device of my argument". Here that argument
+really lives on the CPU, so such a request looks like one for the CPU.
+"""
+
+_ROUNDING = 512
+_SEGMENT = 2 << 20
+DEFAULT_CAPACITY = 80 << 30
+
+
+class Block:
+    """One storage that is not plain pageable memory."""
+
+    __slots__ = ("device", "nbytes", "reference")
+
+    def __init__(self, device: int, nbytes: int) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        self.reference: weakref.ref[torch.UntypedStorage] | None = None
+
+
+class DeviceMemory:
+    """The counters of one device's caching allocator."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.fraction = 1.0
+        self.allocated = self.peak = self.reserved = self.peak_reserved = 0
+        self.num_allocs = self.num_frees = self.num_ooms = 0
+        self.total_allocated = self.total_freed = 0
+        self.active = self.peak_active = 0
+
+    def grow(self, nbytes: int, device: int) -> None:
+        """Count an allocation, or raise ``OutOfMemoryError`` when it does not fit."""
+        limit = int(self.capacity * self.fraction)
+        if self.allocated + nbytes > limit:
+            self.num_ooms += 1
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {_size(nbytes)}. GPU {device} has a total capacity "
+                f"of {_size(self.capacity)} of which {_size(limit - self.allocated)} is free. "
+                f"(simulated device; set its size with simulate(capacity=...))"
+            )
+        self.allocated += nbytes
+        self.total_allocated += nbytes
+        self.num_allocs += 1
+        self.active += 1
+        self.peak = max(self.peak, self.allocated)
+        self.peak_active = max(self.peak_active, self.active)
+        self.reserved = max(self.reserved, _whole(self.allocated, _SEGMENT))
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def shrink(self, nbytes: int) -> None:
+        """Count a free."""
+        self.allocated -= nbytes
+        self.total_freed += nbytes
+        self.num_frees += 1
+        self.active -= 1
+
+    def empty_cache(self) -> None:
+        """Give back what is reserved and not in use."""
+        self.reserved = _whole(self.allocated, _SEGMENT)
+
+    def reset_peak(self) -> None:
+        """Peaks start again from what is in use now."""
+        self.peak, self.peak_reserved, self.peak_active = self.allocated, self.reserved, self.active
+
+
+class Memory:
+    """The tags of all live storages that are device or pinned memory."""
+
+    def __init__(self, num_devices: int, capacity: int) -> None:
+        self.blocks: dict[int, Block] = {}
+        """Keyed by the address of the ``StorageImpl``, which is its identity while it lives."""
+        self.devices = [DeviceMemory(capacity) for _ in range(num_devices)]
+
+    def tag(self, storage: torch.UntypedStorage, device: int) -> Block:
+        """Declare a storage to be memory of ``device``, or ``PINNED``, or ``UNDETERMINED``."""
+        nbytes = storage.nbytes() + _ROUNDING - 1 & -_ROUNDING
+        if device >= 0 and nbytes:
+            self.devices[device].grow(nbytes, device)
+        block = Block(device, nbytes)
+        key = storage._cdata
+        block.reference = weakref.ref(storage, self._forget(key, block))
+        self.blocks[key] = block
+        return block
+
+    def retag(self, storage: torch.UntypedStorage, device: int) -> None:
+        """Change what a storage is, or its size after it was resized."""
+        self.untag(storage)
+        self.tag(storage, device)
+
+    def untag(self, storage: torch.UntypedStorage) -> None:
+        """A storage is pageable memory from now on."""
+        block = self.blocks.pop(storage._cdata, None)
+        if block is not None:
+            block.reference = None
+            self._release(block)
+
+    def block_of(self, tensor: torch.Tensor) -> Block | None:
+        """The block that a tensor lies in; None for pageable memory and tensors without storage."""
+        try:
+            return self.blocks.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):
+            return self._block_of_wrapper(tensor)
+
+    def device_of(self, tensor: torch.Tensor) -> int:
+        """The index of the device that a tensor lies on, or -1 for the host."""
+        block = self.block_of(tensor)
+        return block.device if block is not None and block.device >= 0 else -1
+
+    def _block_of_wrapper(self, tensor: torch.Tensor) -> Block | None:
+        functorch = torch._C._functorch
+        if functorch.is_functorch_wrapped_tensor(tensor):
+            return self.block_of(functorch.get_unwrapped(tensor))
+        return None
+
+    def _forget(self, key: int, block: Block) -> Callable[[object], None]:
+        def forget(_: object) -> None:
+            if self.blocks.get(key) is block:
+                del self.blocks[key]
+                self._release(block)
+
+        return forget
+
+    def _release(self, block: Block) -> None:
+        if block.device >= 0 and block.nbytes:
+            self.devices[block.device].shrink(block.nbytes)
+
+
+def _whole(nbytes: int, unit: int) -> int:
+    return -(-nbytes // unit) * unit
+
+
+def _size(nbytes: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"

@@ -1,0 +1,262 @@
+"""Which ops need more than "run it on the CPU, on the device of its tensors", and what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from crosscurrent.trace.simulate.clock import COPY_BYTES_PER_NANOSECOND, KERNEL
+from crosscurrent.trace.simulate.memory import PINNED, UNDETERMINED
+
+if TYPE_CHECKING:
+    from crosscurrent.trace.simulate.dispatch import SimulatedDispatch
+
+Plan = Callable[["SimulatedDispatch", Any, tuple[Any, ...], dict[str, Any]], Any]
+
+HOST = -1
+CPU = torch.device("cpu")
+EXPLICIT_CPU = torch.device("cpu", 0)
+"""How a copy to the host is asked for. Plain ``cpu`` is what C++ code says when it means "no change"."""
+
+_aten = torch.ops.aten
+_RUNS_ON_BOTH = {
+    "copy_",
+    "_foreach_copy_",
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "_unsafe_index",
+    "_unsafe_index_put",
+    "_pack_padded_sequence",
+    "_ctc_loss",
+    "_cudnn_ctc_loss",
+    "_ctc_loss_backward",
+    "tensor_split",
+    "set_",
+}
+"""Ops of which CUDA takes some arguments from the host, by the name of their packet."""
+
+
+def plan_for(func: Any) -> Plan | None:
+    """What to do for an op, or None for the common case."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return _higher_order
+    packet = func._overloadpacket
+    name = func._schema.name.removeprefix("aten::")
+    if packet is _aten._to_copy:
+        return _to_copy
+    if packet is _aten._pin_memory:
+        return _pin_memory
+    if packet is _aten.is_pinned:
+        return _is_pinned
+    if packet is _aten.record_stream:
+        return _record_stream
+    if packet is _aten.resize_ or packet is _aten.resize_as_:
+        return _resize
+    if name in _RUNS_ON_BOTH:
+        return _mixed
+    arguments = {argument.name for argument in func._schema.arguments}
+    seeded = torch.Tag.nondeterministic_seeded in func.tags
+    if "device" in arguments:
+        return partial(_factory, seeded=seeded)
+    if seeded:
+        return _random
+    if name.startswith("_foreach_") or "TensorList" in str(func._schema.arguments[0].type):
+        return _lists
+    return None
+
+
+def device_error(func: Any, one: int, other: int) -> RuntimeError:
+    """The error of an op whose tensors lie on two devices, in the words of CUDA."""
+    names = ["cpu" if index < 0 else f"cuda:{index}" for index in (one, other)]
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, "
+        f"{names[0]} and {names[1]}! (when running {func})"
+    )
+
+
+def writes_to(func: Any, args: Any, kwargs: Any, tensor: Tensor) -> bool:
+    """Whether an op writes to this very argument: a scalar of the host can be read, not written."""
+    arguments = func._schema.arguments
+    for argument, value in zip(arguments, args, strict=False):
+        if value is tensor and argument.alias_info is not None and argument.alias_info.is_write:
+            return True
+    return any(value is tensor and name.startswith("out") for name, value in kwargs.items())
+
+
+def _mixed(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    if func is _aten.copy_.default:
+        return _copy(mode, func, args, kwargs)
+    return mode.run(func, args, kwargs, mixed=True)
+
+
+def _copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    device = mode.place(func, args, kwargs, mixed=True)
+    if mode.simulation.observed:
+        mode.simulation.before_call(func, args, kwargs)
+    out = func(*args, **kwargs)
+    _finish_copy(mode, device, func, args, kwargs, out)
+    return out
+
+
+def _finish_copy(mode: SimulatedDispatch, device: int, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    """Account for a copy that has run: its time, and whether the host waits for it."""
+    memory = mode.simulation.memory
+    source, target = args[-1 if func is not _aten.copy_.default else 1], out
+    ends = memory.block_of(source), memory.block_of(target)
+    devices = [block.device for block in ends if block is not None and block.device >= 0]
+    crosses = len(devices) == 1
+    cost = KERNEL + (target.nbytes // COPY_BYTES_PER_NANOSECOND if crosses else 0)
+    non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+    mode.report(device, func, args, kwargs, out, cost)
+    pinned = any(block is not None and block.device == PINNED for block in ends)
+    if crosses and not (non_blocking and pinned):
+        simulation = mode.simulation
+        simulation.clock.wait_until(simulation.queues.thread.current[devices[0]].free_at)
+
+
+def _to_copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    simulation = mode.simulation
+    wanted: torch.device | None = kwargs.get("device")
+    here = mode.place(func, args, {}, mixed=True)
+    if wanted is None or (wanted == CPU and here >= 0) or wanted.type not in ("cpu", "cuda"):
+        return mode.run_on(here, func, args, kwargs)
+    there = HOST if wanted.type == "cpu" else simulation.device_index(wanted)
+    if there == HOST and here < 0:
+        return mode.run_on(here, func, args, {**kwargs, "device": CPU})
+    if simulation.observed:
+        simulation.before_call(func, args, kwargs)
+    out = func(*args, **{**kwargs, "device": CPU, "pin_memory": False})
+    if there >= 0:
+        mode.tag_results(out, there)
+    elif kwargs.get("pin_memory") or kwargs.get("non_blocking"):
+        mode.tag_results(out, PINNED)  # a copy that nobody waits for gets page-locked memory by itself
+    shown = {**kwargs, "device": CPU if there == HOST else torch.device("cuda", there)}
+    _finish_copy(mode, there if there >= 0 else here, func, args, shown, out)
+    return out
+
+
+def _pin_memory(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    source: Tensor = args[0]
+    place = mode.place(func, args, kwargs)
+    if place >= 0 or source.layout != torch.strided:
+        raise RuntimeError(f"cannot pin '{source.type()}' only dense CPU tensors can be pinned")
+    if mode.simulation.observed:
+        mode.simulation.before_call(func, args, kwargs)
+    out = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype)
+    out.copy_(source)
+    mode.simulation.memory.tag(out.untyped_storage(), PINNED)
+    mode.report(HOST, func, args, kwargs, out)
+    return out
+
+
+def _is_pinned(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    block = mode.simulation.memory.block_of(args[0])
+    return block is not None and block.device == PINNED
+
+
+def _record_stream(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    raise NotImplementedError("simulated CUDA has record_stream as a method of tensors only")
+
+
+def _resize(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    out = mode.run(func, args, kwargs)
+    memory = mode.simulation.memory
+    storage = args[0].untyped_storage()
+    block = memory.blocks.get(storage._cdata)
+    if block is not None:
+        memory.retag(storage, block.device)
+    return out
+
+
+def _factory(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any, *, seeded: bool) -> Any:
+    """An op that takes a device.
+
+    The Python bindings always say ``pin_memory``, C++ code that wants "the same device" never does. So
+    without it, the CPU means the device of the arguments, or is left open.
+    """
+    simulation = mode.simulation
+    wanted: torch.device | None = kwargs.get("device")
+    by_user = "pin_memory" in kwargs
+    here = mode.place(func, args, kwargs)
+    if wanted is not None and wanted.type == "cuda":
+        place = simulation.device_index(wanted)
+    elif wanted is not None and wanted.type != "cpu":
+        place = HOST
+    elif wanted is None or not by_user:
+        place = here if here != HOST or by_user or wanted is None else UNDETERMINED
+    else:
+        place = HOST
+    if kwargs.get("pin_memory"):
+        if place >= 0:
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        place = PINNED
+    actual = dict(kwargs)
+    if wanted is not None and wanted.type == "cuda":
+        actual["device"] = CPU
+    if by_user:
+        actual["pin_memory"] = False
+    shown = {**kwargs, "device": torch.device("cuda", place)} if place >= 0 else kwargs
+    if place == PINNED:
+        return _pinned_factory(mode, func, args, actual, shown)
+    if seeded and place >= 0:
+        with simulation.random_numbers_of(place, func, actual) as actual:
+            return mode.run_on(place, func, args, actual, shown)
+    return mode.run_on(place, func, args, actual, shown)
+
+
+def _pinned_factory(mode: SimulatedDispatch, func: Any, args: Any, actual: Any, shown: Any) -> Any:
+    if mode.simulation.observed:
+        mode.simulation.before_call(func, args, shown)
+    out = func(*args, **actual)
+    mode.simulation.memory.tag(out.untyped_storage(), PINNED)
+    mode.report(HOST, func, args, shown, out)
+    return out
+
+
+def _random(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    place = mode.place(func, args, kwargs)
+    if place < 0:
+        return mode.run_on(place, func, args, kwargs)
+    with mode.simulation.random_numbers_of(place, func, kwargs) as actual:
+        return mode.run_on(place, func, args, actual, kwargs)
+
+
+def _lists(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    """An op over lists of tensors. If they lie on several devices it runs once per tensor, as in CUDA."""
+    memory = mode.simulation.memory
+    first = args[0]
+    if func._schema.name.startswith("aten::_foreach_") and isinstance(first, (list, tuple)):
+        places = {memory.device_of(tensor) for tensor in first if isinstance(tensor, Tensor)}
+        if len(places) > 1:
+            return _one_by_one(mode, func, args, kwargs)
+    return mode.run(func, args, kwargs)
+
+
+def _one_by_one(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    results: list[Any] = []
+    count = len(args[0])
+    for i in range(count):
+        each = [[value[i]] if isinstance(value, (list, tuple)) else value for value in args]
+        result = mode.run(func, tuple(each), kwargs)
+        if result is not None:
+            results.extend(result)
+    return results if results else None
+
+
+def _higher_order(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    """A higher-order op: its inner ops are not seen, its results belong where its tensors are."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    place = max((mode.simulation.memory.device_of(tensor) for tensor in tensors), default=HOST)
+    out = func(*args, **kwargs)
+    if place >= 0:
+        for leaf in tree_leaves(out):
+            mode.tag_results(leaf, place)
+    mode.report(place, func, args, kwargs, out)
+    return out

@@ -1,0 +1,262 @@
+"""A simulation: its state, and what it does to PyTorch while it is active."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils import _python_dispatch
+
+from crosscurrent.trace.records import MemoryKind
+from crosscurrent.trace.simulate.clock import Clock
+from crosscurrent.trace.simulate.dispatch import SimulatedDispatch
+from crosscurrent.trace.simulate.install import install
+from crosscurrent.trace.simulate.memory import DEFAULT_CAPACITY, PINNED, UNDETERMINED, Memory
+from crosscurrent.trace.simulate.patches import Patches
+from crosscurrent.trace.simulate.queues import Queue, Queues
+from crosscurrent.trace.simulate.streams import query_cost
+from crosscurrent.trace.simulate.taps import Taps
+
+log = logging.getLogger(__name__)
+
+_active: Simulation | None = None
+
+
+def active() -> Simulation | None:
+    """The simulation that is active in this process, if any."""
+    return _active
+
+
+def simulate(devices: int = 1, *, capacity: int = DEFAULT_CAPACITY) -> Simulation:
+    """Make ``torch.cuda`` work on this machine, without a GPU, inside a ``with`` statement.
+
+    ``devices`` is the number of simulated devices, ``capacity`` the bytes of memory of each. Programs run
+    unchanged and in program order, on CPU memory. Raises ``RuntimeError`` where a real CUDA device can be
+    used, or when a simulation is active already.
+    """
+    return Simulation(devices, capacity)
+
+
+class Environment:
+    """What a tracer asks about the simulated machine."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._get = simulation.memory.blocks.get
+        self._block_of = simulation.memory.block_of
+        self._thread = simulation.queues.thread
+        self._kinds = [(MemoryKind.DEVICE, index) for index in range(simulation.num_devices)]
+
+    def classify(self, tensor: Tensor) -> tuple[MemoryKind, int] | None:
+        """The memory that a tensor lies in and its device (-1 for pinned memory); None: pageable."""
+        try:
+            block = self._get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):
+            block = self._block_of(tensor)
+        if block is None or block.device == UNDETERMINED:
+            return None
+        return (MemoryKind.PINNED, -1) if block.device == PINNED else self._kinds[block.device]
+
+    def current_stream(self, device: int) -> int:
+        """The stream that the next op of this thread on ``device`` runs on."""
+        return self._thread.current[device].stream_id
+
+    def current_device(self) -> int:
+        """The current device of this thread."""
+        return self._thread.device
+
+    def stream_name(self, device: int, stream: int) -> str:
+        """A name for people: ``cuda:0 default``, ``cuda:0 stream 33``."""
+        return f"cuda:{device} {f'stream {stream}' if stream else 'default'}"
+
+
+class Simulation:
+    """Simulated CUDA devices. A context manager, for one use."""
+
+    def __init__(self, devices: int = 1, capacity: int = DEFAULT_CAPACITY) -> None:
+        if devices < 1:
+            raise ValueError(f"devices must be at least 1, got {devices}")
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1 byte, got {capacity}")
+        self.num_devices = devices
+        self.clock = Clock()
+        self.queues = Queues(devices)
+        self.memory = Memory(devices, capacity)
+        self.tracers: list[Taps] = []
+        self.observed = False
+        self.is_active = False
+        self.capturing = 0
+        self.forked = False
+        self.environment = Environment(self)
+        self._mode = SimulatedDispatch(self)
+        self._patches = Patches()
+        self._thread: int | None = None
+        self._last_poll: tuple[object, int] = (None, 0)
+
+    def __enter__(self) -> Self:
+        global _active
+        if self._thread is not None:
+            raise RuntimeError("this simulation was entered before; make a new one with simulate()")
+        if _active is not None:
+            raise RuntimeError("a simulation is active already; leave it before entering another one")
+        _refuse_real_cuda()
+        self._thread = threading.get_ident()
+        try:
+            install(self, self._patches)
+            self._mode.__enter__()
+        except BaseException:
+            self._patches.restore()
+            raise
+        _active = self
+        self.is_active = True
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        global _active
+        self._check_leaving()
+        self.is_active = False
+        self._mode.__exit__(exc_type, exc_value, traceback)
+        self._patches.restore()
+        _active = None
+
+    def _check_leaving(self) -> None:
+        if not self.is_active:
+            raise RuntimeError("this simulation is not active: it was left before, or never entered")
+        if self._thread != threading.get_ident():
+            raise RuntimeError("a simulation has to be left by the thread that entered it")
+        if self.tracers:
+            raise RuntimeError("something still watches this simulation: leave watch() before simulate()")
+        if _python_dispatch._get_current_dispatch_mode() is not self._mode:
+            raise RuntimeError(
+                "simulate() is left before a context that was entered inside it: leave contexts in reverse order"
+            )
+
+    # For tracers
+
+    def attach(self, tracer: Taps) -> None:
+        """Tell a tracer about everything from now on."""
+        self.tracers.append(tracer)
+        self.observed = True
+
+    def detach(self, tracer: Taps) -> None:
+        """Tell it nothing any more."""
+        self.tracers.remove(tracer)
+        self.observed = bool(self.tracers)
+
+    def before_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let those who want values see them before an op runs."""
+        for tracer in self.tracers:
+            for observer in tracer.observers:
+                observer.before_call(func, args, kwargs)
+
+    # Devices, streams, time
+
+    def device_index(self, device: Any) -> int:
+        """The index of a device given as number, name, ``torch.device`` or None (the current one)."""
+        if device is None:
+            return self.queues.thread.device
+        if isinstance(device, str):
+            device = torch.device(device)
+        if isinstance(device, torch.device):
+            if device.type != "cuda":
+                raise ValueError(f"expected a CUDA device, got {device}")
+            device = self.queues.thread.device if device.index is None else device.index
+        index = int(device)
+        if not 0 <= index < self.num_devices:
+            raise torch.AcceleratorError(
+                f"CUDA error: invalid device ordinal: {index}, of {self.num_devices} simulated devices"
+            )
+        return index
+
+    def full_device(self, device: Any) -> torch.device | None:
+        """A device with its index, as ``Tensor.device`` says it; None stays None."""
+        if device is None:
+            return None
+        if isinstance(device, int):
+            return torch.device("cuda", self.device_index(device))
+        device = torch.device(device)
+        if device.type == "cuda":
+            return torch.device("cuda", self.device_index(device))
+        return torch.device("cpu") if device.type == "cpu" else device
+
+    def switch_to(self, queue: Queue) -> None:
+        """Make a queue the current one of its device, for this thread."""
+        self.queues.thread.current[queue.device] = queue
+
+    def synchronize(self, device: int) -> None:
+        """The host waits for a device."""
+        self.refuse_in_capture("cudaDeviceSynchronize")
+        for queue in self.queues.of_device(device):
+            self.clock.wait_until(queue.free_at)
+        for tracer in self.tracers:
+            tracer.device_synchronized(device)
+
+    def poll(self, what: object, done_at: int) -> bool:
+        """Whether a moment has passed; asking takes time, more each time in a row."""
+        last, failures = self._last_poll
+        failures = failures if last is what else 0
+        self.clock.now += query_cost(failures)
+        done = done_at <= self.clock.now
+        self._last_poll = (None, 0) if done else (what, failures + 1)
+        return done
+
+    # Capture
+
+    def current_capture(self) -> Any:
+        """The graph that the current stream of this thread is being captured into."""
+        thread = self.queues.thread
+        return thread.current[thread.device].capture
+
+    def refuse_in_capture(self, call: str) -> None:
+        """Raise if this thread is capturing a graph, where ``call`` is not allowed."""
+        if self.capturing and self.current_capture() is not None:
+            raise torch.AcceleratorError(f"CUDA error: operation not permitted when stream is capturing ({call})")
+
+    def capture_record(self, queue: Queue, key: int) -> None:
+        """An event was recorded inside a capture."""
+
+    def not_captured(self, key: int) -> None:
+        """An event was recorded outside of any capture."""
+
+    def capture_wait(self, queue: Queue, key: int) -> bool:
+        """Whether a wait belongs to a capture, which then has handled it."""
+        return False
+
+    # Threads and random numbers
+
+    def run_thread(self, run: Any) -> None:
+        """Run a new thread's work under the simulation."""
+        _python_dispatch._push_mode(self._mode)
+        try:
+            run()
+        finally:
+            _python_dispatch._pop_mode()
+
+    @contextmanager
+    def random_numbers_of(self, device: int, func: Any, kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Let an op draw from a device's generator instead of the one of the CPU."""
+        yield kwargs
+
+
+def _refuse_real_cuda() -> None:
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "CUDA is in use in this process: simulate() would mix real and simulated devices. "
+            "Leave simulate() out here, or simulate in a process of its own."
+        )
+    if torch.backends.cuda.is_built():
+        raise RuntimeError(
+            "this build of PyTorch has real CUDA support, which simulate() cannot replace safely. Leave "
+            "simulate() out, or install a CPU build (pip install torch --index-url "
+            "https://download.pytorch.org/whl/cpu)."
+        )

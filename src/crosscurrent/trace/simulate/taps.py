@@ -1,0 +1,69 @@
+"""Who listens to a simulation, and what the simulation tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class CallObserver(Protocol):
+    """Wants to see the values of a call before it runs."""
+
+    def before_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """``func`` is about to run."""
+        ...
+
+
+class Taps(Protocol):
+    """A tracer, as a simulation sees it. Streams are (device index, stream id)."""
+
+    @property
+    def observers(self) -> Sequence[CallObserver]:
+        """Called before each op; usually empty."""
+        ...
+
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """An op ran. ``out`` are its results, already known as device or pinned memory."""
+        ...
+
+    def event_recorded(self, event: Hashable, device: int, stream: int, via: str = "record") -> None:
+        """A stream was given an event to record."""
+        ...
+
+    def event_waited(self, event: Hashable, device: int, stream: int, via: str = "wait_event") -> None:
+        """A stream waits for the latest recording of an event, if there is one."""
+        ...
+
+    def event_synchronized(self, event: Hashable, kind: str = "event") -> None:
+        """The host waited for an event."""
+        ...
+
+    def event_queried_true(self, event: Hashable) -> None:
+        """The host saw that an event is done."""
+        ...
+
+    def stream_synchronized(self, device: int, stream: int) -> None:
+        """The host waited for a stream."""
+        ...
+
+    def stream_queried_true(self, device: int, stream: int) -> None:
+        """The host saw that a stream is idle."""
+        ...
+
+    def device_synchronized(self, device: int) -> None:
+        """The host waited for all streams of a device."""
+        ...
+
+    def stream_used(self, tensor: torch.Tensor, device: int, stream: int) -> None:
+        """``tensor.record_stream`` was called."""
+        ...
+
+    def host_access(self, tensor: torch.Tensor, write: bool, name: str) -> None:
+        """The host itself touches a tensor, outside of any op."""
+        ...
+
+    def released(self, storage: torch.UntypedStorage) -> None:
+        """A storage gave back its memory and lives on."""
+        ...

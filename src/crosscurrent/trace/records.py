@@ -107,8 +107,8 @@ class Alloc(NamedTuple):
     memory: MemoryKind
     site: int
     fresh: bool = True
-    """False: the block was first seen when it was used, and is older than that (than the trace, mostly). It
-    takes no memory that an earlier block of the trace gave back; ``lane`` is then the best guess at its pool."""
+    """False: the block was first seen when it was used, and is older than that (than the trace, mostly).
+    It takes no memory that an earlier block gave back; ``lane`` is the best guess at its pool."""
 
 
 class Free(NamedTuple):

@@ -1,0 +1,394 @@
+"""Lanes, storages and synchronization, as records.
+
+``Recorder`` keeps what a trace has to remember of the running program (lanes, live blocks, the current
+recording of each event) and hands records to its sinks in the order in which the host issued them.
+Streams are ``(device, stream)`` pairs and events any hashable key; whoever taps them decides what they are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from crosscurrent.trace.memory import Block, HostCache, Layouts
+from crosscurrent.trace.records import (
+    HOST,
+    NO_EVENT,
+    Access,
+    Alloc,
+    DropEvent,
+    Free,
+    HostWait,
+    Lane,
+    MemoryKind,
+    Op,
+    Record,
+    RecordEvent,
+    Region,
+    TraceInfo,
+    Unknown,
+    UseStream,
+    WaitEvent,
+)
+from crosscurrent.trace.sites import Place, Sites
+
+_new: Any = tuple.__new__
+_DEFAULT_STREAM = 0
+
+
+class Environment(Protocol):
+    """What differs between a real GPU and the simulation."""
+
+    def classify(self, tensor: Tensor) -> tuple[MemoryKind, int] | None:
+        """The kind of memory and the device (-1 for pinned memory); None for pageable memory."""
+
+    def current_stream(self, device: int) -> int:
+        """The stream that the calling thread's next op on ``device`` runs on, in backward too."""
+
+    def current_device(self) -> int:
+        """The calling thread's current device."""
+
+    def stream_name(self, device: int, stream: int) -> str:
+        """What to call a stream in a report."""
+
+
+class Waited(NamedTuple):
+    """One kind of host wait: the call, and the lanes that it waited for."""
+
+    kind: str
+    op: str
+    site: int
+    lanes: tuple[int, ...]
+
+
+class Misunderstood(NamedTuple):
+    """Something that could not be understood."""
+
+    op: str
+    site: int
+    reason: str
+
+
+class Recorder:
+    """The state of one trace. All methods may be called from any thread."""
+
+    def __init__(
+        self, environment: Environment, sinks: Sequence[Callable[[Record], None]], *, full_stack: bool = False
+    ) -> None:
+        self.environment = environment
+        self.sites = Sites(full_stack=full_stack)
+        self.info = TraceInfo([Lane(HOST, "host")], self.sites.sites)
+        self.layouts = Layouts()
+        self.host_cache = HostCache()
+        # One entry for each time, but equal ones are one object: a long program costs a pointer per wait.
+        self.host_waits: list[Waited] = []
+        self.not_understood: list[Misunderstood] = []
+        self._waited: dict[Waited, Waited] = {}
+        self._misunderstood: dict[Misunderstood, Misunderstood] = {}
+        self._sinks = tuple(sinks)
+        self._collected: list[Record] | None = None
+        self._lock = threading.RLock()
+        self._index = 0
+        self._num_blocks = 0
+        self._num_recordings = 0
+        self._lanes: dict[tuple[int, int], int] = {}
+        self._blocks: dict[int, Block] = {}
+        # Storages die at any time, in the middle of our own work too: they are only noted here.
+        self._dead: deque[tuple[Block, Place]] = deque()
+        self._recordings: dict[Hashable, int] = {}
+        self._recorded_at: dict[int, tuple[int, int]] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """The watch is over: report the last frees, and follow nothing any more."""
+        with self._lock:
+            self.bury()
+            self._closed = True
+            self._blocks.clear()
+            self._dead.clear()
+
+    def put(self, kind: Callable[..., Record], *fields: Any) -> int:
+        """Hand out one record; returns its index."""
+        index = self._index
+        self._index = index + 1
+        record: Record = _new(kind, (index, *fields))
+        for sink in self._sinks:
+            sink(record)
+        if self._collected is not None:
+            self._collected.append(record)
+        return index
+
+    def lane(self, device: int, stream: int | None = None) -> int:
+        """The lane of a stream; of the calling thread's current stream of ``device`` by default."""
+        if stream is None:
+            stream = self.environment.current_stream(device)
+        lane = self._lanes.get((device, stream))
+        if lane is None:
+            lane = self._lanes[device, stream] = len(self.info.lanes)
+            self.info.lanes.append(Lane(lane, self.environment.stream_name(device, stream), device, stream))
+        return lane
+
+    def unknown(self, name: str, reason: str) -> None:
+        """Something that could not be understood."""
+        with self._lock:
+            what = Misunderstood(name, self.sites.here(), reason)
+            self.not_understood.append(self._misunderstood.setdefault(what, what))
+            self.put(Unknown, *what)
+
+    # -- synchronization ---------------------------------------------------------------------------
+
+    def event_recorded(self, event: Hashable, device: int, stream: int, via: str = "record") -> None:
+        """``event`` marks what the stream has been given so far."""
+        with self._lock:
+            self.bury()
+            previous = self._recordings.get(event)
+            self._recordings[event] = self.record_event(self.lane(device, stream), via)
+            if previous is not None:
+                self.drop_event(previous)
+
+    def event_waited(self, event: Hashable, device: int, stream: int, via: str = "wait_event") -> None:
+        """The stream waits for the recording of ``event`` that is current now."""
+        with self._lock:
+            self.bury()
+            number = self._recordings.get(event, NO_EVENT)
+            self.put(WaitEvent, self.lane(device, stream), number, self.sites.here(), via)
+
+    def event_gone(self, event: Hashable) -> None:
+        """``event`` was destroyed, or its handle now means another event."""
+        with self._lock:
+            number = self._recordings.pop(event, None)
+            if number is not None:
+                self.drop_event(number)
+
+    def stream_waited_stream(self, device: int, stream: int, other_device: int, other_stream: int) -> None:
+        """``stream.wait_stream(other)``: a recording on the other stream now, and a wait for it."""
+        with self._lock:
+            self.bury()
+            self.join(self.lane(device, stream), self.lane(other_device, other_stream), "wait_stream")
+
+    def event_synchronized(self, event: Hashable, kind: str = "event") -> None:
+        """The host waited for ``event``."""
+        with self._lock:
+            self.bury()
+            number = self._recordings.get(event, NO_EVENT)
+            lanes: tuple[int, ...] = ()
+            if number != NO_EVENT:
+                lane, index = self._recorded_at[number]
+                lanes = (lane,)
+                self.host_cache.waited(lane, index)
+            site = self._note_wait(kind, "", lanes)
+            self.put(HostWait, kind, number, (), site, "")
+
+    def event_queried_true(self, event: Hashable) -> None:
+        """``event.query()`` said that the work is done."""
+        self.event_synchronized(event, "query")
+
+    def stream_synchronized(self, device: int, stream: int, kind: str = "synchronize") -> None:
+        """The host waited for a stream."""
+        with self._lock:
+            self.bury()
+            self.host_wait(kind, (self.lane(device, stream),))
+
+    def stream_queried_true(self, device: int, stream: int) -> None:
+        """``stream.query()`` said that the work is done."""
+        self.stream_synchronized(device, stream, "query")
+
+    def device_synchronized(self, device: int) -> None:
+        """The host waited for all streams of a device."""
+        with self._lock:
+            self.bury()
+            self.host_wait(
+                "synchronize", tuple(lane for (of, _), lane in self._lanes.items() if of == device)
+            )
+
+    def record_event(self, lane: int, via: str) -> int:
+        """Number a new recording on ``lane``."""
+        number = self._num_recordings
+        self._num_recordings += 1
+        self._recorded_at[number] = (lane, self.put(RecordEvent, lane, number, self.sites.here(), via))
+        return number
+
+    def drop_event(self, number: int) -> None:
+        """Nobody can wait for recording ``number`` any more."""
+        del self._recorded_at[number]
+        self.put(DropEvent, number)
+
+    def join(self, lane: int, other: int, via: str) -> None:
+        """``lane`` waits for what ``other`` has been given so far."""
+        number = self.record_event(other, via)
+        self.put(WaitEvent, lane, number, self.sites.here(), via)
+        self.drop_event(number)
+
+    def host_wait(self, kind: str, lanes: tuple[int, ...], name: str = "") -> None:
+        """The host waits for all work so far of ``lanes`` (none: it is held up, and nothing is ordered)."""
+        index = self.put(HostWait, kind, None, lanes, self._note_wait(kind, name, lanes), name)
+        for lane in lanes:
+            self.host_cache.waited(lane, index)
+
+    def _note_wait(self, kind: str, name: str, lanes: tuple[int, ...]) -> int:
+        site = self.sites.here()
+        if kind != "query":
+            wait = Waited(kind, name, site, lanes)
+            self.host_waits.append(self._waited.setdefault(wait, wait))
+        return site
+
+    # -- accesses that are no ops --------------------------------------------------------------------
+
+    def stream_used(self, tensor: Tensor, device: int, stream: int) -> None:
+        """``tensor.record_stream(stream)``."""
+        with self._lock:
+            self.bury()
+            block = self.block_of(tensor)
+            if block is not None and block.nbytes:
+                self.put(UseStream, block.index, self.lane(device, stream), self.sites.here())
+
+    def host_access(self, tensor: Tensor, write: bool, name: str) -> None:
+        """The host reads or writes a tensor's bytes now; nothing happens unless they are pinned."""
+        with self._lock:
+            self.bury()
+            block = self.block_of(tensor)
+            if block is not None and not block.on_device:
+                accesses = self._whole(block, tensor, write)
+                if accesses:
+                    self.put(Op, HOST, name, self.sites.here(), accesses)
+
+    def declared(self, reads: Iterable[Tensor], writes: Iterable[Tensor], name: str = "access") -> None:
+        """Accesses that no tap can see, declared by the user.
+
+        Device memory is touched on the current stream of its device, and pinned memory too when a device
+        tensor is declared with it (a kernel that reads host memory); pinned memory alone by the host.
+        """
+        with self._lock:
+            self.bury()
+            accesses: list[Access] = []
+            devices: list[int] = []
+            for tensors, write in ((reads, False), (writes, True)):
+                for tensor in tensors:
+                    block = self.block_of(tensor)
+                    if block is not None:
+                        accesses += self._whole(block, tensor, write)
+                        if block.on_device and block.device not in devices:
+                            devices.append(block.device)
+            if accesses:
+                lane = self.lane(devices[0]) if devices else HOST
+                self.put(Op, lane, name, self.sites.here(), tuple(accesses))
+
+    def _whole(self, block: Block, tensor: Tensor, write: bool) -> tuple[Access, ...]:
+        region, shape, dtype = self.layouts.of(tensor)
+        return () if region is None else (Access(block.index, region, write, shape, dtype),)
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def block_of(self, tensor: Tensor, *, fresh: bool = False) -> Block | None:
+        """The block that a tensor lives in; None for pageable memory. ``fresh``: an unseen one is new."""
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:
+            return None
+        block = self._blocks.get(storage._cdata) or self._admit(tensor, storage, fresh=fresh)
+        return None if block.memory is None and not self._reconsider(block, tensor) else block
+
+    def _reconsider(self, block: Block, tensor: Tensor) -> bool:
+        """What was pageable may have become more (the simulation learns late what some helpers are)."""
+        where = self.environment.classify(tensor)
+        if where is None:
+            return False
+        self._allocate(block, where[0], where[1], tensor.untyped_storage().nbytes())
+        return True
+
+    def _made(self, out: Any) -> None:
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            self.block_of(tensor, fresh=True)
+
+    def _admit(self, tensor: Tensor, storage: torch.UntypedStorage, *, fresh: bool) -> Block:
+        where = self.environment.classify(tensor)
+        block = Block(storage, self._died)
+        block.cdata = storage._cdata
+        self._blocks[block.cdata] = block
+        if where is None:
+            block.be(-1, None, -1, 0)
+        else:
+            self._allocate(block, where[0], where[1], storage.nbytes(), fresh=fresh)
+        return block
+
+    def _allocate(
+        self, block: Block, memory: MemoryKind | None, device: int, nbytes: int, *, fresh: bool = True
+    ) -> None:
+        """Make ``block`` a new allocation. One without bytes is never heard of."""
+        block.be(self._num_blocks, memory, device, nbytes)
+        self._num_blocks += 1
+        if nbytes == 0:
+            return
+        assert block.memory is not None, "pageable memory is not followed"
+        site = self.sites.here()
+        if not block.on_device:
+            if fresh and not self.host_cache.take(nbytes):
+                self.host_wait("allocation", (), "pinned memory")
+            lane = HOST
+        elif fresh:
+            lane = self.lane(block.device)
+        else:
+            lane = self.lane(block.device, _DEFAULT_STREAM)
+        self.put(Alloc, block.index, lane, block.nbytes, block.memory, site, fresh)
+
+    def _died(self, block: Any) -> None:
+        if not self._closed:
+            self._dead.append((block, self.sites.place()))
+
+    def bury(self) -> None:
+        """Report the storages that died since the last call."""
+        while self._dead:
+            block, place = self._dead.popleft()
+            if self._blocks.get(block.cdata) is block:
+                del self._blocks[block.cdata]
+            if block.memory is not None:
+                self._free(block, self.sites.at(place))
+
+    def _free(self, block: Block, site: int) -> None:
+        if block.nbytes == 0:
+            return
+        self.put(Free, block.index, site)
+        if not block.on_device:
+            self.host_cache.freed(block)
+
+    def resized(self, tensor: Tensor, name: str, *, keeps: bool = True) -> None:
+        """A tensor was resized in place; its storage may have moved to a larger block, content copied."""
+        block = self.block_of(tensor)
+        if block is not None:
+            self._moved(block, tensor.untyped_storage().nbytes(), name, keeps=keeps)
+
+    def released(self, storage: torch.UntypedStorage, name: str = "resize_") -> None:
+        """``storage.resize_(n)`` ran: the old block is free, and a new one took over what fits."""
+        with self._lock:
+            self.bury()
+            block = self._blocks.get(storage._cdata)
+            if block is not None and block.memory is not None:
+                self._moved(block, storage.nbytes(), name, keeps=True)
+
+    def _moved(self, block: Block, nbytes: int, name: str, *, keeps: bool) -> None:
+        if nbytes == block.nbytes:
+            return
+        old, old_nbytes = block.index, block.nbytes
+        kept = min(old_nbytes, nbytes) if keeps else 0
+        if nbytes == 0:
+            self._free(block, self.sites.here())
+            self._allocate(block, block.memory, block.device, 0)
+            return
+        self._allocate(block, block.memory, block.device, nbytes)
+        if kept:
+            region = Region(0, kept, kept)
+            shape = (kept,)
+            accesses = (
+                Access(old, region, False, shape, "uint8"),
+                Access(block.index, region, True, shape, "uint8"),
+            )
+            self.put(
+                Op, self.lane(block.device) if block.on_device else HOST, name, self.sites.here(), accesses
+            )
+        if old_nbytes:
+            self.put(Free, old, self.sites.here())

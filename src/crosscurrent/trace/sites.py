@@ -1,0 +1,133 @@
+"""Where user code made a call: the innermost frame outside of torch and of this package's verifier.
+
+Frames are walked for every op, so each code object is judged once ("internal" or not), and each
+instruction of user code is turned into a ``Site`` once. The gradient, the models and the cache of this
+package count as user code: the verifier looks at them from outside.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, FrameType
+from typing import TypeAlias
+
+import torch
+
+from crosscurrent.trace.records import Site
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_INTERNAL = (
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    os.path.join(_PACKAGE, "__init__.py"),
+    *(
+        os.path.join(_PACKAGE, part) + os.sep
+        for part in ("trace", "races", "schedules", "stress", "report", "cli")
+    ),
+)
+
+Place: TypeAlias = tuple[CodeType, int] | None
+"""A frame outside of torch, held without interning: its code and its last instruction."""
+
+
+def _is_internal(code: CodeType) -> bool:
+    return os.path.abspath(code.co_filename).startswith(_INTERNAL)
+
+
+def _line(code: CodeType, lasti: int) -> int:
+    for start, stop, line in code.co_lines():
+        if start <= lasti < stop and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+def _entry(code: CodeType, lasti: int) -> tuple[str, int, str]:
+    return code.co_filename, _line(code, lasti), code.co_qualname
+
+
+class Sites:
+    """The call sites of one trace. ``here()`` is the hot path; ``sites`` is shared with ``TraceInfo``."""
+
+    def __init__(self, *, full_stack: bool = False) -> None:
+        self.sites: list[Site] = []
+        self._full_stack = full_stack
+        self._by_site: dict[Site, int] = {}
+        # By id: hashing a code object hashes all of its constants. The code is kept, so the id is its own.
+        self._codes: dict[int, tuple[CodeType, dict[int, int] | None]] = {}
+
+    def here(self) -> int:
+        """The site of the call that is being made, seen from the calling thread."""
+        codes = self._codes
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            known = codes.get(id(code))
+            if known is None:
+                known = self._learn(code)
+            lines = known[1]
+            if lines is not None:
+                if self._full_stack:
+                    return self._with_stack(frame)
+                site = lines.get(frame.f_lasti)
+                if site is None:
+                    site = lines[frame.f_lasti] = self._intern(Site(*_entry(code, frame.f_lasti)))
+                return site
+            frame = frame.f_back
+        return self._elsewhere()
+
+    def place(self) -> Place:
+        """Where the calling thread is, without touching any state: safe while a storage dies."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            known = self._codes.get(id(code))
+            if (known[1] is not None) if known is not None else not _is_internal(code):
+                return code, frame.f_lasti
+            frame = frame.f_back
+        return None
+
+    def at(self, place: Place) -> int:
+        """The site of a place that was noted earlier."""
+        if place is None:
+            return self._elsewhere()
+        code, lasti = place
+        lines = (self._codes.get(id(code)) or self._learn(code))[1]
+        assert lines is not None, "a place is outside of torch and the verifier"
+        site = lines.get(lasti)
+        if site is None:
+            site = lines[lasti] = self._intern(Site(*_entry(code, lasti)))
+        return site
+
+    def _learn(self, code: CodeType) -> tuple[CodeType, dict[int, int] | None]:
+        known = self._codes[id(code)] = (code, None if _is_internal(code) else {})
+        return known
+
+    def _intern(self, site: Site) -> int:
+        index = self._by_site.get(site)
+        if index is None:
+            index = self._by_site[site] = len(self.sites)
+            self.sites.append(site)
+        return index
+
+    def _with_stack(self, innermost: FrameType) -> int:
+        stack: list[tuple[str, int, str]] = []
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if not _is_internal(frame.f_code):
+                stack.append(_entry(frame.f_code, frame.f_lasti))
+            frame = frame.f_back
+        return self._intern(Site(*stack[0], tuple(reversed(stack))))
+
+    def _elsewhere(self) -> int:
+        """Autograd's own threads have no user frame: take that of a thread that waits for ``backward``."""
+        for top in sys._current_frames().values():
+            frame: FrameType | None = top
+            in_backward = False
+            while frame is not None:
+                if not _is_internal(frame.f_code):
+                    if in_backward:
+                        return self._intern(Site(*_entry(frame.f_code, frame.f_lasti)))
+                    break
+                in_backward = in_backward or frame.f_code.co_name == "_engine_run_backward"
+                frame = frame.f_back
+        return self._intern(Site("<no Python frame>", 0, ""))

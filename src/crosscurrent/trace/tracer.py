@@ -1,0 +1,239 @@
+"""What ops do, as records.
+
+One ``Tracer`` belongs to one watch. Whoever sees the program (the simulation, or the dispatch mode and
+the taps on a real GPU) tells it about ops and synchronization, after they ran. What is special about
+copies and about ops that make the host wait is in ``copies`` and ``waits``; lanes, storages and
+synchronization are in ``recorder``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from crosscurrent.trace import copies, waits
+from crosscurrent.trace.access import Kind, Signature, Use, in_training, signature
+from crosscurrent.trace.memory import Block
+from crosscurrent.trace.recorder import Environment, Recorder
+from crosscurrent.trace.records import HOST, Access, Op, Record
+
+_new: Any = tuple.__new__
+_MANY = int(Use.MANY)
+_READ = int(Use.READ)
+_WRITE = int(Use.WRITE)
+
+
+class CallObserver(Protocol):
+    """Sees every call with its values, before and after; for those who run a trace again."""
+
+    def before_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The op is about to run."""
+
+    def after_call(
+        self, records: list[Record], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        """The op ran, and was turned into ``records``."""
+
+
+class Call:
+    """The accesses of one call: those of the device, those of the host (pinned memory), and where."""
+
+    __slots__ = ("blocks", "device", "host", "on_device")
+
+    def __init__(self) -> None:
+        self.device: list[Access] = []
+        self.host: list[Access] = []
+        self.on_device = -1
+        self.blocks: list[Block] = []
+
+
+class Tracer(Recorder):
+    """Makes the records of one trace. All methods may be called from any thread."""
+
+    def __init__(
+        self, environment: Environment, sinks: Sequence[Callable[[Record], None]], *, full_stack: bool = False
+    ) -> None:
+        super().__init__(environment, sinks, full_stack=full_stack)
+        self.observers: list[CallObserver] = []
+        self._signatures: dict[int, Signature] = {}
+        # Signatures are kept by id, which is an op's own only as long as the op is alive.
+        self._seen: list[Any] = []
+
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An op is about to run (needed only while there are observers)."""
+        for observer in self.observers:
+            observer.before_call(func, args, kwargs)
+
+    def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """An op ran. Everything it did to memory that is followed becomes records."""
+        sign = self._signatures.get(id(func))
+        if sign is None:
+            sign = self._signatures[id(func)] = signature(func)
+            self._seen.append(func)
+        kind = sign.kind
+        if kind is Kind.NOTHING and not self.observers:
+            return
+        with self._lock:
+            if self._dead:
+                self.bury()
+            if self.observers:
+                self._observed(sign, func, args, kwargs, out)
+            elif kind is Kind.PLAIN:
+                self.emit_call(sign.name, self.gather(sign, args, kwargs, out))
+            else:
+                self._special(sign, func, args, kwargs, out)
+
+    def _observed(self, sign: Signature, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        collected: list[Record] = []
+        self._collected = collected
+        try:
+            self._special(sign, func, args, kwargs, out)
+        finally:
+            self._collected = None
+        for observer in self.observers:
+            observer.after_call(collected, func, args, kwargs, out)
+
+    def _special(self, sign: Signature, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        kind = sign.kind
+        if kind is Kind.BATCH_NORM:
+            training = args[5] if len(args) > 5 else kwargs["training"]
+            sign = in_training(sign) if training else sign
+            kind = Kind.PLAIN
+        match kind:
+            case Kind.NOTHING:
+                pass
+            case Kind.PLAIN:
+                self.emit_call(sign.name, self.gather(sign, args, kwargs, out))
+            case Kind.EMPTY:
+                self._made(out)
+            case Kind.COPY:
+                copies.copy(self, sign.name, args[0], args[1], _argument(args, kwargs, 2, "non_blocking"))
+            case Kind.TO_COPY:
+                non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+                source = args[1] if sign.name == "aten.copy.default" else args[0]
+                self._made(out)
+                copies.copy(self, sign.name, out, source, non_blocking)
+            case Kind.FOREACH_COPY:
+                for target, source in zip(args[0], args[1], strict=True):
+                    copies.copy(self, sign.name, target, source, _argument(args, kwargs, 2, "non_blocking"))
+            case Kind.WAITS:
+                waits.emit(self, sign, self.gather(sign, args, kwargs, out), sign.wait)
+            case Kind.INDEX:
+                call = self.gather(sign, args, kwargs, out)
+                waits.emit(self, sign, call, waits.reason(self, func, args, kwargs, call))
+            case Kind.RESIZE:
+                self.resized(args[0], sign.name)
+            case Kind.PIN:
+                self._made(out)
+                copies.copy(self, sign.name, out, args[0], False)
+            case Kind.RECORD_STREAM:
+                device, stream = self.environment.stream_key(args[1])  # type: ignore[attr-defined]
+                self.stream_used(args[0], device, stream)
+            case Kind.OPAQUE:
+                self._opaque(sign, args, kwargs, out)
+
+    def gather(self, sign: Signature, args: Any, kwargs: Any, out: Any) -> Call:
+        """What a call reads and writes. New storages are allocated on the way."""
+        call = Call()
+        touch = self.touch
+        for use, arg in zip(sign.positional, args):  # noqa: B905 (trailing arguments may be left out)
+            if use and arg is not None:
+                if use < _MANY:
+                    touch(call, arg, use)
+                else:
+                    for one in arg:
+                        if one is not None:
+                            touch(call, one, use)
+        if kwargs:
+            self._gather_named(call, sign, kwargs)
+        if sign.makes_tensors:
+            self._results(call, sign, out)
+        return call
+
+    def _gather_named(self, call: Call, sign: Signature, kwargs: dict[str, Any]) -> None:
+        for name, arg in kwargs.items():
+            use = sign.by_name.get(name, 0)
+            if not use or arg is None:
+                continue
+            for one in arg if use & _MANY else (arg,):
+                if sign.grows and use & _WRITE:
+                    self.resized(one, sign.name, keeps=False)
+                self.touch(call, one, use)
+
+    def _results(self, call: Call, sign: Signature, out: Any) -> None:
+        num_inputs = len(call.blocks)
+        is_view = False
+        for result in out if type(out) in (tuple, list) else (out,):
+            if not isinstance(result, Tensor):
+                if isinstance(result, (tuple, list)):
+                    self._results(call, sign, result)
+                continue
+            block = self.block_of(result, fresh=True)
+            # A result in the memory of an argument is a view, whatever the schema says.
+            if block is not None and block in call.blocks[:num_inputs]:
+                is_view = True
+            else:
+                self.touch(call, result, _WRITE)
+        if is_view and not any(access.write for access in (*call.device, *call.host)):
+            call.device.clear()
+            call.host.clear()
+
+    def touch(self, call: Call, tensor: Tensor, use: int) -> None:
+        """Add a tensor's bytes to the accesses of ``call``."""
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:
+            self._not_strided(tensor)
+            return
+        block = self._blocks.get(storage._cdata)
+        if block is None:
+            block = self._admit(tensor, storage, fresh=False)
+        if block.memory is None and not self._reconsider(block, tensor):
+            return
+        key: Any = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        layout = self.layouts.known.get(key)
+        region, shape, dtype = layout if layout is not None else self.layouts.learn(key)
+        call.blocks.append(block)
+        if region is None:
+            return
+        if block.on_device:
+            call.on_device = block.device
+            accesses = call.device
+        else:
+            accesses = call.host
+        if use & _READ:
+            accesses.append(_new(Access, (block.index, region, False, shape, dtype, False)))
+        if use & _WRITE:
+            accesses.append(_new(Access, (block.index, region, True, shape, dtype, False)))
+
+    def emit_call(self, name: str, call: Call) -> None:
+        """One ``Op`` on the stream, and before it what the host does to pinned memory as it issues it."""
+        if call.host:
+            self.put(Op, HOST, name, self.sites.here(), tuple(call.host))
+        if call.device:
+            self.put(Op, self.lane(call.on_device), name, self.sites.here(), tuple(call.device))
+
+    def _opaque(self, sign: Signature, args: Any, kwargs: Any, out: Any) -> None:
+        call = Call()
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):
+                self.touch(call, leaf, _READ)
+        for leaf in pytree.tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                block = self.block_of(leaf, fresh=True)
+                if block is None or block not in call.blocks:
+                    self.touch(call, leaf, _WRITE)
+        self.emit_call(sign.name, call)
+        if sign.why_unknown and (call.device or call.host):
+            self.unknown(sign.name, sign.why_unknown)
+
+    def _not_strided(self, tensor: Tensor) -> None:
+        if tensor.device.type != "cpu":
+            self.unknown("tensor", f"a tensor of layout {tensor.layout}: its memory is not followed")
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name, False)

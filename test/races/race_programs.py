@@ -105,7 +105,9 @@ def at(line: int, inner: Step) -> Step:
     return replace(inner, line=line)
 
 
-def op(lane: int, *, reads: Iterable = (), writes: Iterable = (), name: str = "op", kept: bool = False) -> Step:
+def op(
+    lane: int, *, reads: Iterable = (), writes: Iterable = (), name: str = "op", kept: bool = False
+) -> Step:
     """An op; each access is a block's name, or a name with a region or a (start, stop) pair."""
     reads, writes = list(reads), list(writes)
 
@@ -119,7 +121,9 @@ def op(lane: int, *, reads: Iterable = (), writes: Iterable = (), name: str = "o
                     start, stop = region
                     region = Region(start, stop, stop - start)
                 number = build.block(block)
-                accesses.append(Access(number, region, is_write, (region.stop,), "uint8", kept))
+                # The caching allocator of pinned memory watches copies; that of device memory does not.
+                held = kept and block.startswith("pinned")
+                accesses.append(Access(number, region, is_write, (region.stop,), "uint8", held))
         build.records.append(Op(build.index, lane, name, build.site, tuple(accesses)))
 
     return add

@@ -121,8 +121,8 @@ class PackedKVBuffer:
 def make_buffer(
     kind: BufferKind, shape_BGLD: Sequence[int], *, dtype: torch.dtype, device: torch.device
 ) -> Buffer:
-    """An empty cache of a kind. Slots are uninitialized memory until they are written."""
+    """An empty cache of a kind."""
     if kind is BufferKind.DEFAULT:
-        keys_BGLD, values_BGLD = torch.empty(2, *shape_BGLD, dtype=dtype, device=device)
+        keys_BGLD, values_BGLD = torch.zeros(2, *shape_BGLD, dtype=dtype, device=device)
         return KVBuffer(keys_BGLD, values_BGLD)
     return PackedKVBuffer(make_quantizer(kind), shape_BGLD, dtype=dtype, device=device)

@@ -115,7 +115,7 @@ class TorchQuantized:
 
     def quantize_(self, source: Tensor, out: Packed, scratch: Tensor | None) -> None:
         codes, ranges = out
-        blocks = source.unflatten(-1, _blocks(source.shape[-1]))
+        blocks = _as_blocks(source)
         mid, scale = ranges[..., :1], ranges[..., 1:]
         self._measure(blocks, mid, scale)
         values = _scratch_as(scratch, blocks.shape, ranges.dtype)
@@ -132,7 +132,7 @@ class TorchQuantized:
     def dequantize_(self, packed: Packed, out: Tensor, scratch: Tensor | None) -> None:
         codes, ranges = packed
         mid, scale = ranges[..., :1], ranges[..., 1:]
-        blocks = out.unflatten(-1, _blocks(out.shape[-1]))
+        blocks = _as_blocks(out)
         if self._bits == 8:
             torch.addcmul(mid, codes, scale, out=blocks)
             return
@@ -144,7 +144,7 @@ class TorchQuantized:
         torch.addcmul(mid, values.sub_(self._levels), scale, out=blocks)
 
     def error_bound(self, source: Tensor) -> Tensor:
-        blocks = source.unflatten(-1, _blocks(source.shape[-1]))
+        blocks = _as_blocks(source)
         compute = _compute_dtype(source.dtype)
         mid = torch.empty(*blocks.shape[:-1], 1, dtype=compute, device=source.device)
         scale = torch.empty_like(mid)
@@ -154,7 +154,7 @@ class TorchQuantized:
         if source.dtype != compute:
             relative += torch.finfo(source.dtype).eps / 2
         bound = scale.double() / 2 + relative * largest
-        return bound.expand(blocks.shape).flatten(-2)
+        return bound.expand(blocks.shape).reshape(source.shape)
 
     def _measure(self, blocks: Tensor, mid: Tensor, scale: Tensor) -> None:
         """Write midpoint and scale of each block; NaN in both for a block that is not finite."""
@@ -226,6 +226,11 @@ def round_trip(quantizer: Quantizer, x: Tensor) -> Tensor:
 def _blocks(size: int) -> tuple[int, int]:
     """Number and length of the blocks of a row."""
     return (size // _BLOCK, _BLOCK) if size % _BLOCK == 0 else (1, size)
+
+
+def _as_blocks(x: Tensor) -> Tensor:
+    """[..., D] -> [..., number of blocks, length of a block], a view."""
+    return x.view(*x.shape[:-1], *_blocks(x.shape[-1]))
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:

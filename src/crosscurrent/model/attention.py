@@ -1,24 +1,21 @@
 """Grouped-query attention with an explicit backward and a second pass for summed weights.
 
-Usage, for the last C of S tokens (the rest of the S keys are visible to every query):
+Usage, for the last C of S tokens (the other S - C keys are visible to every query):
 
     out_BHCD, lse_BHC = attend(q_BHCD, k_BGSD, v_BGSD)
     dq, dk, dv = attend_backward(grad_out_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD, lse_BHC)
     weights_BGS = summed_weights(q_BHCD, k_BGSD, lse_BHC)
     out_BHCD = attention(q_BHCD, k_BGSD, v_BGSD)  # the same, known to autograd
 
-Legend: B batch, H query heads, G query groups (key/value heads), R = H // G, C queries,
-S keys, D head size. Query c sees the keys s <= S - C + c (a lower-right causal mask); head h
-reads group h // R. The scale is 1 / sqrt(D).
+Legend: B batch, H query heads, G query groups (key/value heads), R = H // G, C queries, S keys, D head
+size; N = B * G, M = R * C. Query c sees the keys s <= S - C + c (a lower-right causal mask); head h reads
+group h // R; the scale is 1 / sqrt(D). Any strides will do as long as the last is 1, so that keys and
+values are read in place from the front of a longer cache. [B, T, H, D] buffers, passed transposed, are
+the fastest for queries, outputs and their gradients.
 
-Any strides are accepted as long as the last one is 1, so keys and values can be read in place
-from the front of a longer cache. Buffers laid out as [B, T, H, D] and passed transposed are the
-fastest for queries, outputs and their gradients.
-
-On CUDA with half precision the kernels are those of FlashAttention-2 (Dao, 2023,
-arXiv:2307.08691) as PyTorch ships them. Everywhere else they are plain matrix products, over
-tiles of queries so that the scores in memory stay below a fixed size. The softmax is float32, or
-float64 for float64 inputs.
+On CUDA with half precision the kernels are those of FlashAttention-2 (Dao 2023, arXiv:2307.08691) that
+PyTorch ships. Everywhere else they are matrix products, over tiles of queries so that the scores in
+memory stay below a fixed size. The softmax is float32, or float64 for float64 inputs.
 """
 
 from __future__ import annotations
@@ -30,28 +27,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Scores of one tile, in elements: 128 MiB in float32. Larger tiles are no faster, and smaller
-# ones turn a few large kernels into many small ones.
+# Scores of one tile: 128 MiB in float32. Larger is no faster, smaller makes more and smaller kernels.
 _TILE_ELEMENTS = 1 << 25
 
-# What the fused kernels can do: head sizes that are multiples of 8, at most 256.
-_FUSED_DTYPES = (torch.float16, torch.bfloat16)
-_FUSED_HEAD_MULTIPLE = 8
-_FUSED_HEAD_MAX = 256
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def attend(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tensor]:
-    """Attend to all S keys from the last C positions.
+    """Attend to all S keys from the last C positions, outside of autograd.
 
-    Returns the output [B, H, C, D] in the dtype of the queries and the log-sum-exp of the scaled
-    scores [B, H, C] in float32 (float64 for float64). Not recorded by autograd in a useful way:
-    pair it with `attend_backward`, or call `attention`.
+    Returns the output in the dtype of the queries, and the log-sum-exp of the scaled scores in float32
+    (float64 for float64), which `attend_backward` and `summed_weights` need.
     """
     _check_shapes(q_BHCD, k_BGSD)
     if _is_fused(q_BHCD):
         return _flash_forward(q_BHCD, k_BGSD, v_BGSD)
     B, H, C, D = q_BHCD.shape
-    G, S = k_BGSD.shape[1:3]
+    S = k_BGSD.shape[2]
     q, k, v = (_wide(t) for t in (q_BHCD, k_BGSD, v_BGSD))
     k_NSD, v_NSD = k.flatten(0, 1), v.flatten(0, 1)
     out = q_BHCD.new_empty(B, C, H, D).transpose(1, 2)
@@ -72,11 +64,10 @@ def attend(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tens
 def attend_backward(
     grad_out_BHCD: Tensor, q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, out_BHCD: Tensor, lse_BHC: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the queries, keys and values, from what `attend` was given and returned.
+    """Gradients of queries, keys and values, from what `attend` was given and returned.
 
-    Nothing of size C x S is kept between the two: the weights are computed again from the
-    log-sum-exp. The fused backward adds with atomics unless
-    `torch.use_deterministic_algorithms(True)` is set; the plain one is always deterministic.
+    The fused kernel adds with atomics unless `torch.use_deterministic_algorithms(True)` is set; the plain
+    path is always deterministic.
     """
     if _is_fused(q_BHCD):
         return _flash_backward(grad_out_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD, lse_BHC)
@@ -104,15 +95,16 @@ def attend_backward(
 
 
 def summed_weights(q_BHCD: Tensor, k_BGSD: Tensor, lse_BHC: Tensor) -> Tensor:
-    """Softmax weights summed over the C queries and the R heads of a group: [B, G, S].
-
-    Float32, or float64 for float64 inputs. A row sums to C * R.
-    """
-    B, H, C, _ = q_BHCD.shape
+    """Softmax weights summed over the C queries and the R heads of a group, in float32 or float64."""
+    B, H, C, D = q_BHCD.shape
     G, S = k_BGSD.shape[1:3]
-    k_NSD = k_BGSD.flatten(0, 1)
-    if not _is_fused(q_BHCD):
-        q_BHCD, k_NSD = _wide(q_BHCD), _wide(k_NSD)
+    if _is_fused(q_BHCD):
+        # Imported here, since only CUDA builds of PyTorch bring Triton along.
+        from crosscurrent.model import kernels
+
+        if D in kernels.HEAD_SIZES:
+            return kernels.summed_weights(q_BHCD, k_BGSD, lse_BHC)
+    q_BHCD, k_NSD = _wide(q_BHCD), _wide(k_BGSD).flatten(0, 1)
     sums = lse_BHC.new_empty(B * G, S)
     for start, stop, seen in reversed(list(_tiles(B * H, C, S))):
         rows = slice(start, stop)
@@ -145,29 +137,23 @@ def attention(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
 
 
 def _check_shapes(q_BHCD: Tensor, k_BGSD: Tensor) -> None:
-    heads, queries = q_BHCD.shape[1:3]
-    groups, keys = k_BGSD.shape[1:3]
-    if heads % groups or queries > keys:
+    (H, C), (G, S) = q_BHCD.shape[1:3], k_BGSD.shape[1:3]
+    if H % G or C > S:
         raise ValueError(
-            f"attention needs a whole number of heads per group and no more queries than keys, got "
-            f"{heads} heads, {groups} groups, {queries} queries, {keys} keys; pass q as [B, H, C, D] "
-            f"and k, v as [B, G, S, D]"
+            f"got {H} heads, {G} groups, {C} queries, {S} keys; expected a whole number of heads a group and "
+            f"no more queries than keys: pass q as [B, H, C, D] and k, v as [B, G, S, D]"
         )
 
 
-def _is_fused(q_BHCD: Tensor) -> bool:
-    head_size = q_BHCD.shape[-1]
-    return (
-        q_BHCD.is_cuda
-        and q_BHCD.dtype in _FUSED_DTYPES
-        and head_size % _FUSED_HEAD_MULTIPLE == 0
-        and head_size <= _FUSED_HEAD_MAX
-    )
+def _is_fused(q: Tensor) -> bool:
+    head_size = q.shape[-1]
+    # What the fused kernels can do: head sizes that are multiples of 8, at most 256.
+    return q.is_cuda and q.dtype in _HALF_DTYPES and head_size % 8 == 0 and head_size <= 256
 
 
 def _wide(x: Tensor) -> Tensor:
     """The dtype of the plain path: float32 in place of half precision."""
-    return x.float() if x.dtype in _FUSED_DTYPES else x
+    return x.float() if x.dtype in _HALF_DTYPES else x
 
 
 def _tiles(heads: int, queries: int, keys: int) -> Iterator[tuple[int, int, int]]:
@@ -194,19 +180,10 @@ def _scores(q_BHCD: Tensor, k_NSD: Tensor) -> Tensor:
 def _weights(q_BHCD: Tensor, k_NSD: Tensor, lse_BHC: Tensor) -> Tensor:
     """Softmax weights [B * G, R * C, S], again, from the log-sum-exp."""
     lse_NM1 = _by_group(lse_BHC.unsqueeze(-1), k_NSD.shape[0])
-    if q_BHCD.dtype in _FUSED_DTYPES:
-        # Half precision goes in, float32 scores come out of the tensor cores.
-        q_NMD = _by_group(q_BHCD, k_NSD.shape[0])
-        scores = torch.bmm(q_NMD, k_NSD.mT, out_dtype=torch.float32)
-        scores = torch.sub(scores.mul_(1.0 / math.sqrt(q_NMD.shape[-1])), lse_NM1, out=scores)
-    else:
-        scores = _scores(q_BHCD, k_NSD).sub_(lse_NM1)
-    # Zeroing after the exponential needs no mask tensor: what it overwrites, even an infinity,
-    # does not reach the result.
-    queries = q_BHCD.shape[2]
-    weights = scores.exp_()
-    if queries > 1:
-        _square(weights, queries).tril_()
+    weights = _scores(q_BHCD, k_NSD).sub_(lse_NM1).exp_()
+    # Zeroing after the exponential needs no mask tensor: what it overwrites, even an infinity, is gone.
+    if q_BHCD.shape[2] > 1:
+        _square(weights, q_BHCD.shape[2]).tril_()
     return weights
 
 

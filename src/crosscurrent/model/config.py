@@ -14,7 +14,7 @@ from typing import Any
 
 
 class MLPKind(enum.Enum):
-    """What stands between attention and the next layer."""
+    """The part of a layer that looks at one token at a time."""
 
     SWIGLU = "swiglu"
     """down(silu(gate(x)) * up(x)), Shazeer 2020, arXiv:2002.05202."""
@@ -63,21 +63,20 @@ class ModelConfig:
     lora: LoRAConfig | None = None
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_layers", "embed_size", "num_heads"):
+        for name in ("vocab_size", "num_layers", "embed_size", "num_heads", "groups", "hidden_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.groups < 1 or self.num_heads % self.groups:
+        if self.num_heads % self.groups:
             raise ValueError(
-                f"num_heads must be a multiple of num_groups, got {self.num_heads} heads, {self.groups} groups"
+                f"num_heads must be a multiple of num_groups, got {self.num_heads} and {self.groups}"
             )
         if self.head_size is None and self.embed_size % self.num_heads:
             raise ValueError(
-                f"embed_size {self.embed_size} is no multiple of num_heads {self.num_heads}; set head_size"
+                f"embed_size must be a multiple of num_heads, got {self.embed_size} and {self.num_heads}; "
+                f"change one, or set head_size"
             )
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"head_size must be even and at least 2, got {self.head_dim}")
-        if self.hidden_size < 1:
-            raise ValueError(f"mlp_size must be at least 1, got {self.mlp_size}")
 
     @property
     def groups(self) -> int:
@@ -106,15 +105,16 @@ class ModelConfig:
         return ModelConfig(**{**SIZES[name], **overrides})
 
 
-# Bytes as tokens; the two large ones follow the shapes of common open models.
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": dict(vocab_size=256, num_layers=4, embed_size=64, num_heads=4, num_groups=2),
-    "small": dict(vocab_size=256, num_layers=8, embed_size=256, num_heads=8, num_groups=2),
-    "medium": dict(vocab_size=256, num_layers=16, embed_size=1024, num_heads=16, num_groups=4),
-    "large": dict(
-        vocab_size=256, num_layers=16, embed_size=2048, num_heads=32, num_groups=8, rope_theta=500_000.0
-    ),
-    "xlarge": dict(
-        vocab_size=256, num_layers=32, embed_size=4096, num_heads=32, num_groups=8, rope_theta=500_000.0
-    ),
+def _size(num_layers: int, embed_size: int, num_heads: int, num_groups: int) -> dict[str, Any]:
+    shape = {"num_layers": num_layers, "embed_size": embed_size}
+    return {"vocab_size": 256, **shape, "num_heads": num_heads, "num_groups": num_groups}
+
+
+# Bytes as tokens. The last two have the shapes of common open models of 1 and 8 billion parameters.
+SIZES = {
+    "tiny": _size(4, 64, 4, 2),
+    "small": _size(8, 256, 8, 2),
+    "medium": _size(16, 1024, 16, 4),
+    "large": _size(16, 2048, 32, 8) | {"mlp_size": 8192, "rope_theta": 500_000.0},
+    "xlarge": _size(32, 4096, 32, 8) | {"mlp_size": 14336, "rope_theta": 500_000.0},
 }

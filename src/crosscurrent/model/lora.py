@@ -1,12 +1,9 @@
 """A linear map without bias, with an optional low-rank update.
 
-Usage:
+Usage: `Linear(in_size, out_size, lora=config.lora)` has parameters `weight`, `lora_a` and `lora_b`.
 
-    q = Linear(embed_size, num_heads * head_size, lora=config.lora)
-    q.weight, q.lora_a, q.lora_b  # the names that state dicts and reports show
-
-y = x W^T + (alpha / rank) dropout(x) A^T B^T, Hu et al. 2021, arXiv:2106.09685: A starts random,
-B at zero, so that training starts from the map as it was.
+y = x W^T + (alpha / rank) dropout(x) A^T B^T, Hu et al. 2021, arXiv:2106.09685: A starts random, B at
+zero, so that training starts from the map as it was.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from crosscurrent.model.config import LoRAConfig
 
@@ -34,10 +31,10 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.lora is None:
-            return F.linear(x, self.weight)
+            return functional.linear(x, self.weight)
         x_NI = x.flatten(0, -2)
-        y_NO = F.linear(x_NI, self.weight)
-        low_NR = F.linear(F.dropout(x_NI, self.lora.dropout, self.training), self.lora_a)
+        y_NO = functional.linear(x_NI, self.weight)
+        low_NR = functional.linear(functional.dropout(x_NI, self.lora.dropout, self.training), self.lora_a)
         # In place: the product above is fresh, and its backward does not read it.
         y_NO.addmm_(low_NR, self.lora_b.mT, alpha=self.lora.alpha / self.lora.rank)
         return y_NO.view(*x.shape[:-1], -1)

@@ -3,12 +3,12 @@
 Usage:
 
     targets_BT = align_targets(targets, length=ids_BT.shape[1])   # on the CPU, before upload
-    num_targets = count_targets(targets_BT)
-    total = sum(head.loss_sum(x_BTE[:, a:b], targets_BT[:, a:b]) for a, b in slices(...))
-    loss = total / num_targets
+    ranges = slices(T, batch_size=B, vocab_size=V)
+    total = sum(head.loss_sum(x_BTE[:, a:b], targets_BT[:, a:b]) for a, b in ranges)
+    loss = total / count_targets(targets_BT)
 
-Target t of a sequence is the token that should follow input t. Targets may be shorter than the
-inputs and then belong to the last ones. -100 is ignored, in the sum and in the count.
+A target is the token that should follow its input. Targets may be shorter than the inputs and then belong
+to the last ones. -100 is ignored, in the sum and in the count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 IGNORE_INDEX = -100
 
@@ -32,7 +32,7 @@ def align_targets(targets: Tensor, length: int) -> Tensor:
             f"targets are longer than inputs: {targets.shape[1]} targets, {length} inputs; they align on "
             f"the right, so drop the first {-missing} targets or pass the inputs that they belong to"
         )
-    return F.pad(targets, (missing, 0), value=IGNORE_INDEX) if missing else targets
+    return functional.pad(targets, (missing, 0), value=IGNORE_INDEX) if missing else targets
 
 
 def count_targets(targets_BT: Tensor) -> Tensor:
@@ -53,4 +53,6 @@ def cross_entropy_sum(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     logits_NV = logits_BTV.flatten(0, -2)
     if logits_NV.itemsize < 4:
         logits_NV = logits_NV.float()
-    return F.cross_entropy(logits_NV, targets_BT.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+    return functional.cross_entropy(
+        logits_NV, targets_BT.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+    )

@@ -3,13 +3,11 @@
 Usage:
 
     rope = Rope(head_size=64, theta=10_000.0)
-    angles = rope.angles(start, length, device=x.device, dtype=x.dtype)
-    q_BHTD = rotate(q_BHTD, angles)
+    q_BHTD = rotate(q_BHTD, rope.angles(start, T, device=x.device, dtype=x.dtype))
 
-Su et al. 2021, arXiv:2104.09864. Feature d of the first half is paired with feature d + D/2, as in
-most open models, and not with its neighbour, as in the paper: the same up to a permutation of the
-projection's rows. Angles are computed in float64, because position * frequency in float32 is off
-by several hundredths of a radian a million tokens in.
+Su et al. 2021, arXiv:2104.09864. Feature d of the first half is paired with d + D/2, as in most open
+models, and not with its neighbour as in the paper. Angles are made in float64: in float32, position *
+frequency is off by several hundredths of a radian a million tokens in.
 """
 
 from __future__ import annotations
@@ -77,7 +75,9 @@ def _turn(x: Tensor, cos_TF: Tensor, sin_TF: Tensor, sign: int) -> Tensor:
     half = x.shape[-1] // 2
     low, high = x[..., :half], x[..., half:]
     out = torch.empty_like(x)
-    torch.mul(x.unflatten(-1, (2, half)), cos_TF.unsqueeze(-2), out=out.unflatten(-1, (2, half)))
+    # Both halves in one kernel: a view of pairs of halves, with the same cosines for each.
+    pairs = (*x.shape[:-1], 2, half)
+    torch.mul(x.view(pairs), cos_TF.unsqueeze(-2), out=out.view(pairs))
     out[..., :half].addcmul_(high, sin_TF, value=-sign)
     out[..., half:].addcmul_(low, sin_TF, value=sign)
     return out

@@ -1,9 +1,9 @@
 """A compact decoder: RMSNorm, rotary grouped-query attention, SwiGLU or plain MLP, a head.
 
-Usage, whole (the reference) or in the pieces that a bounded cache needs:
+Usage, whole (the reference), or in the pieces that a bounded cache needs:
 
-    model, head = Transformer(config), Head(config)      # untied
-    model = Transformer(config); head = Head(config, model)  # tied, if config.tie_embeddings
+    model = Transformer(config)
+    head = Head(config)                                  # Head(config, model) if tie_embeddings
     hidden_BTE = model(ids_BT)                           # ordinary full causal attention
     loss = head.loss_sum(hidden_BTE, targets_BT)         # a sum; -100 is ignored
 
@@ -13,9 +13,8 @@ Usage, whole (the reference) or in the pieces that a bounded cache needs:
         attended_BHTD = ...                                   # chunk by chunk
         x_BTE = block.finish(x_BTE, attended_BHTD)            # once for a whole column
 
-Legend: B batch, T tokens, E hidden size, H query heads, G query groups, D head size.
-Attention outputs laid out as [B, T, H, D] and passed transposed reach the output projection
-without a copy; that is how `project` returns queries, keys and values too.
+Legend: B batch, T tokens, E hidden size, H query heads, G query groups, D head size. Attention outputs in
+[B, T, H, D] buffers, passed transposed, reach the output projection without a copy.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from crosscurrent.model.attention import attention
 from crosscurrent.model.config import MLPKind, ModelConfig
@@ -44,7 +43,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -71,8 +70,8 @@ class MLP(nn.Module):
 
     def forward(self, x_BTE: Tensor) -> Tensor:
         if self.gate is None:
-            return self.down(F.gelu(self.up(x_BTE)))  # type: ignore[no-any-return]
-        return self.down(F.silu(self.gate(x_BTE)) * self.up(x_BTE))  # type: ignore[no-any-return]
+            return self.down(functional.gelu(self.up(x_BTE)))  # type: ignore[no-any-return]
+        return self.down(functional.silu(self.gate(x_BTE)) * self.up(x_BTE))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -111,7 +110,7 @@ class Block(nn.Module):
         return k_BGTD, self._heads(self.attention.v(normed_BTE))
 
     def _heads(self, x_BTW: Tensor) -> Tensor:
-        return x_BTW.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        return x_BTW.view(*x_BTW.shape[:2], -1, self.head_size).transpose(1, 2)
 
     def _rotated(self, x_BTW: Tensor, start: int) -> Tensor:
         angles = self.rope.angles(start, x_BTW.shape[1], device=x_BTW.device, dtype=x_BTW.dtype)
@@ -133,8 +132,8 @@ class Transformer(nn.Module):
         self._init_parameters()
 
     def _init_parameters(self) -> None:
-        # Matrices that write into the residual stream start smaller by the root of their number
-        # (Radford et al. 2019), so that its variance does not grow with the depth.
+        # What writes into the residual stream starts smaller by the root of the number of writers
+        # (Radford et al. 2019), so that the variance does not grow with the depth.
         residual_std = _INIT_STD / math.sqrt(2 * self.config.num_layers)
         for name, parameter in self.named_parameters():
             if "lora_" in name:
@@ -158,19 +157,14 @@ class Transformer(nn.Module):
 
 
 class Head(nn.Module):
-    """Final norm and output matrix.
-
-    With `config.tie_embeddings` the matrix is the embedding's parameter itself, so that
-    `transformer` must be given, and the parameter has two gradients to add.
-    """
+    """Final norm and output matrix; with `tie_embeddings` that is the transformer's own parameter."""
 
     def __init__(self, config: ModelConfig, transformer: Transformer | None = None) -> None:
         super().__init__()
         if config.tie_embeddings != (transformer is not None):
             raise ValueError(
-                f"got tie_embeddings={config.tie_embeddings} and "
-                f"{'a' if transformer is not None else 'no'} transformer; a tied head is made as "
-                f"Head(config, transformer), an untied one as Head(config)"
+                f"got tie_embeddings={config.tie_embeddings} and {'no' if transformer is None else 'a'} "
+                f"transformer; a tied head is Head(config, transformer), an untied one Head(config)"
             )
         self.norm = RMSNorm(config.embed_size, eps=config.norm_eps)
         if transformer is not None:
@@ -183,11 +177,8 @@ class Head(nn.Module):
 
     def forward(self, x_BTE: Tensor) -> Tensor:
         """Logits [B, T, V]."""
-        return F.linear(self.norm(x_BTE), self.weight)
+        return functional.linear(self.norm(x_BTE), self.weight)
 
     def loss_sum(self, x_BTE: Tensor, targets_BT: Tensor) -> Tensor:
-        """Sum of the cross entropies of one slice of tokens; targets of -100 are ignored.
-
-        Holds the logits of all T tokens, so call it slice by slice (`loss.slices`).
-        """
+        """Sum of the cross entropies; -100 is ignored. Call it for one of `loss.slices` at a time."""
         return cross_entropy_sum(self(x_BTE), targets_BT)

@@ -29,7 +29,7 @@ class Dense:
         if total > self._cache_length:
             raise ValueError(
                 f"dense keeps every token, but the sequence has at least {total} and the cache "
-                f"{self._cache_length} slots; use a longer cache_length, or a policy that evicts (lastrec, h2o)"
+                f"{self._cache_length} slots; use a longer cache_length, or lastrec or h2o, which evict"
             )
         check_room(length, filled=self._filled, cache_length=self._cache_length, num_grace=0)
         eviction = SharedEviction(

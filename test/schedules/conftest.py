@@ -1,23 +1,31 @@
-"""A small language for traces that are written by hand: integers, no tensor."""
+"""A small language for traces (integers, no tensor) and for programs that are written by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from crosscurrent.schedules.order import PartialOrder
+from crosscurrent.schedules.program import Action, Buffer, Call, Given, HostRead, Program, View, poison_of
+from crosscurrent.trace.memory import region_of
 from crosscurrent.trace.records import (
     HOST,
     Access,
     Alloc,
     Free,
     HostWait,
+    Lane,
     MemoryKind,
     Op,
     Record,
     RecordEvent,
     Region,
+    Site,
+    TraceInfo,
     UseStream,
     WaitEvent,
 )
@@ -76,6 +84,84 @@ class Script:
         return index
 
 
+class Hand(Script):
+    """Writes a program: a trace, and what to run again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers: dict[int, Buffer] = {}
+        self._actions: dict[int, tuple[Action, ...]] = {}
+        self._host_reads: list[HostRead] = []
+
+    def empty(self, lane: int, *shape: int, dtype: torch.dtype = torch.float64, pinned: bool = False) -> View:
+        """A new block that holds nothing yet."""
+        return self._block(lane, torch.empty(*shape, dtype=dtype), fresh=True, pinned=pinned)
+
+    def full(self, lane: int, content: Tensor, *, pinned: bool = False) -> View:
+        """A block that is older than the trace, with its content."""
+        view = self._block(lane, content, fresh=False, pinned=pinned)
+        raw = content.contiguous().flatten().view(torch.uint8).clone()
+        self._buffers[view.block] = self._buffers[view.block]._replace(initial=raw)
+        return view
+
+    def call(
+        self, lane: int, func: str, *args: Any, out: View | None = None, inplace: bool = False, **kwargs: Any
+    ) -> None:
+        """Run an op: views among ``args`` are read, ``out`` is written, ``inplace`` writes the first one."""
+        views = [arg for arg in args if isinstance(arg, View)]
+        accesses = [_access(view, write=False) for view in views]
+        if out is not None:
+            accesses.append(_access(out, write=True))
+        if inplace:
+            accesses.append(_access(views[0], write=True))
+        index = self._add(lambda index: Op(index, lane, func, 0, tuple(accesses)))
+        self._actions[index] = (Call(func, args, kwargs, (None,) if inplace else (out,)),)
+
+    def give(self, lane: int, reads: Mapping[View, Tensor], writes: Mapping[View, Tensor]) -> None:
+        """A kernel that nobody can run again."""
+        accesses = [_access(view, write=False) for view in reads] + [
+            _access(view, write=True) for view in writes
+        ]
+        index = self._add(lambda index: Op(index, lane, "kernel", 0, tuple(accesses)))
+        self._actions[index] = (Given(tuple(reads.items()), tuple(writes.items())),)
+
+    def read(self, lane: int, view: View, name: str) -> None:
+        """The host gets a copy of a tensor; it does not wait."""
+        number = -1 - len(self._host_reads)
+        copy = View(number, view.dtype, view.shape, _contiguous(view.shape), 0)
+        self._buffers[number] = Buffer(view.numel * view.torch_dtype.itemsize, poison_of(view.torch_dtype))
+        index = self._add(lambda index: Op(index, lane, "aten::copy_", 0, (_access(view, write=False),)))
+        self._actions[index] = (Call("aten::copy_", (copy, view), {}, (None,)),)
+        self._host_reads.append(HostRead(copy, name))
+
+    def program(self, **names: View) -> Program:
+        lanes = max(record.lane for record in self.records if isinstance(record, Op))
+        return Program(
+            records=tuple(self.records),
+            info=TraceInfo([Lane(i, f"lane {i}") for i in range(lanes + 1)], [Site("hand.py", 1, "hand")]),
+            buffers=dict(self._buffers),
+            actions=dict(self._actions),
+            host_reads=tuple(self._host_reads),
+            names=names,
+        )
+
+    def _block(self, lane: int, like: Tensor, *, fresh: bool, pinned: bool) -> View:
+        number = sum(block >= 0 for block in self._buffers)
+        self._buffers[number] = Buffer(like.nbytes, poison_of(like.dtype))
+        self.alloc(number, lane, like.nbytes, fresh=fresh, pinned=pinned)
+        return View.of(like.contiguous(), number)
+
+
+def _access(view: View, *, write: bool) -> Access:
+    region = region_of(view.offset, view.shape, view.strides, view.torch_dtype.itemsize)
+    assert region is not None
+    return Access(view.block, region, write, view.shape, view.dtype)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(torch.empty(shape, device="meta").stride())
+
+
 @pytest.fixture
 def script() -> Script:
     return Script()
@@ -84,3 +170,13 @@ def script() -> Script:
 @pytest.fixture
 def new_script() -> Callable[[], Script]:
     return Script
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand()
+
+
+@pytest.fixture
+def new_hand() -> Callable[[], Hand]:
+    return Hand

@@ -24,6 +24,7 @@ from crosscurrent.trace.records import (
     Alloc,
     Free,
     HostWait,
+    MemoryKind,
     Op,
     Record,
     RecordEvent,
@@ -148,9 +149,10 @@ class _Builder:
         self._dense: dict[int, int] = {}
         self._known: dict[int, list[int]] = {}  # by lane of the trace: what its next work comes after
         self._events: dict[int, list[int]] = {}
-        self._used: dict[int, set[int]] = {}  # by block: lanes of record_stream
-        self._kept: dict[int, list[int]] = {}  # by block: what the allocator itself waits for
         self._old = frozenset(reuse.values())
+        self._owner: dict[int, int] = {}  # by block that is handed on: the lane of its pool
+        self._used: dict[int, set[int]] = {}  # and the other lanes for which the allocator keeps it
+        self._held: dict[int, list[int]] = {}  # and what these had been given when it was freed
         self._ops: list[Op] = []
         self._clocks: list[list[int]] = []
 
@@ -170,15 +172,15 @@ class _Builder:
                     for lane in record.lanes:
                         _join(host, self._lane(lane))
             case UseStream():
-                self._used.setdefault(record.block, set()).add(record.lane)
+                self._keep(record.block, record.lane)
             case Free():
-                if record.block in self._old:
-                    hold = self._kept.setdefault(record.block, [])
-                    for lane in self._used.get(record.block, ()):
-                        _join(hold, self._lane(lane))
+                hold = self._held[record.block] = []
+                for lane in self._used.pop(record.block, ()):
+                    _join(hold, self._lane(lane))
             case Alloc():
+                self._owner[record.block] = record.lane if record.memory is MemoryKind.DEVICE else HOST
                 if record.block in self._reuse:
-                    _join(self._lane(HOST), self._kept.get(self._reuse[record.block], ()))
+                    _join(self._lane(HOST), self._held[self._reuse[record.block]])
 
     def finish(self) -> PartialOrder:
         width = len(self._dense)
@@ -195,8 +197,13 @@ class _Builder:
         _join(known, [0] * (lane + 1))
         known[lane] += 1
         for access in op.accesses:
-            if access.kept and access.block in self._old:
-                _join(self._kept.setdefault(access.block, []), known)
+            if access.kept:
+                self._keep(access.block, op.lane)
+
+    def _keep(self, block: int, lane: int) -> None:
+        """The allocator waits for ``lane`` before it hands the block on (never for its pool's own lane)."""
+        if block in self._old and lane != self._owner.get(block, lane):
+            self._used.setdefault(block, set()).add(lane)
 
     def _issued(self, lane: int) -> list[int]:
         """What work given to a lane now comes after: its earlier work, and the host's acts so far."""

@@ -1,0 +1,235 @@
+"""Runs a program again, in any order that its edges allow, on memory that starts as poison.
+
+One ``Replayer`` has decided who is handed whose memory; everything is bound once, and a run is one copy of
+the initial memory, one call for each operation, and one comparison of all memory with that of
+program order. Runs that share a prefix with the run before start from a copy of the memory at that
+point, where the memory is small enough for that to pay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from crosscurrent.schedules.arena import Arena
+from crosscurrent.schedules.compiled import Bound, Step, bind, poison_value, same_values
+from crosscurrent.schedules.conflicts import Conflicts, conflicts
+from crosscurrent.schedules.errors import NotReplayableError
+from crosscurrent.schedules.order import Linear
+from crosscurrent.schedules.program import Program, View
+from crosscurrent.schedules.reuse import Reuse
+from crosscurrent.schedules.strategies import Space
+from crosscurrent.schedules.values import Change, Values
+
+_SMALL = 1 << 18
+"""Bytes of memory up to which runs keep copies of it for the next run: a copy takes as long as a few ops."""
+
+_COPIES = 8
+"""Copies kept of one run, evenly spread."""
+
+
+class Failure(NamedTuple):
+    """An operation that could not run: garbage as an index, say. On a GPU this is an assertion."""
+
+    node: int
+    op: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.op} failed: {self.message}"
+
+
+class Outcome(NamedTuple):
+    """What a schedule came to, against program order."""
+
+    linear: Linear
+    changes: tuple[Change, ...] = ()
+    failure: Failure | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether every value came out as in program order."""
+        return not self.changes and self.failure is None
+
+
+class Replayer:
+    """Runs schedules of one program. Raises ``NotReplayableError`` if program order itself cannot be run."""
+
+    def __init__(self, program: Program, reuse: Sequence[Reuse] = ()) -> None:
+        self.program = program
+        self.reuse = tuple(reuse)
+        self.order = program.order(reuse)
+        with _quiet():
+            self._arena = Arena(program, reuse)
+            self._steps = self._choose_steps()
+            self._values = Values(program, self._arena)
+            self._reference = self._arena.bytes.clone()
+            self._reference_words = self._reference.view(torch.int64)
+        self._copies: list[tuple[int, Tensor]] = []
+        self._last: Linear = ()
+        stride = -(-len(self.order) // _COPIES)
+        self._stride = stride if self._arena.bytes.nbytes <= _SMALL and stride > 2 else 0
+        self._takers = self._taken_over_by()
+
+    @cached_property
+    def conflicts(self) -> Conflicts:
+        """The pairs of operations whose order can matter."""
+        return conflicts(self.order, self._arena.place)
+
+    @property
+    def space(self) -> Space:
+        """What strategies choose from."""
+        return Space(self.order, self.conflicts)
+
+    def run(self, linear: Linear) -> Outcome:
+        """Run one schedule. It must be one: ``order.allows`` it, as everything that a strategy proposes."""
+        with _quiet():
+            failure = self._play(linear)
+            if failure is not None:
+                return Outcome(linear, (), failure)
+            if torch.equal(self._arena.words, self._reference_words):
+                return Outcome(linear)
+            return Outcome(linear, self._values.changes(self._reference))
+
+    def final(self, view: View) -> Tensor:
+        """A value as the last run left it."""
+        return self._arena.view(view).clone()
+
+    def unfaithful(self) -> tuple[str, ...]:
+        """The names of the recorded values that program order does not reproduce bit for bit."""
+        with _quiet():
+            self._play(self.order.program)
+            wrong = []
+            for name, view in self._values.named():
+                recorded = self.program.recorded.get(name)
+                if recorded is not None and not same_values(self._arena.view(view), recorded):
+                    wrong.append(name)
+            return tuple(wrong)
+
+    def _play(self, linear: Linear) -> Failure | None:
+        start = self._resume(linear)
+        steps = self._steps
+        stops = {} if not self._takers else self._first_uses(linear)
+        node = -1
+        try:
+            if not stops and not self._stride:
+                for node in linear:
+                    for step in steps[node]:
+                        step()
+            else:
+                for at in range(start, len(linear)):
+                    if at in stops:
+                        self._take_over(stops[at])
+                    if self._stride and at and at % self._stride == 0 and at > start:
+                        self._copies.append((at, self._arena.bytes.clone()))
+                    node = linear[at]
+                    for step in steps[node]:
+                        step()
+        except Exception as error:  # whatever an op has to say against garbage
+            self._last, self._copies = (), []
+            return Failure(node, self.order.ops[node].name, str(error).strip().partition("\n")[0])
+        self._last = linear
+        return None
+
+    def _resume(self, linear: Linear) -> int:
+        """Restore the memory as it is after as much of the schedule as possible; returns how much."""
+        shared = 0
+        if self._copies:
+            for mine, other in zip(linear, self._last, strict=True):
+                if mine != other:
+                    break
+                shared += 1
+            while self._copies and self._copies[-1][0] > shared:
+                self._copies.pop()
+        if not self._copies:
+            self._arena.bytes.copy_(self._arena.image)
+            return 0
+        at, memory = self._copies[-1]
+        self._arena.bytes.copy_(memory)
+        return at
+
+    def _taken_over_by(self) -> dict[int, tuple[int, ...]]:
+        """By node: the blocks that it may be the first to use, of those that take over memory."""
+        if not self._arena.taken:
+            return {}
+        return {
+            node: blocks
+            for node, op in enumerate(self.order.ops)
+            if (blocks := tuple({a.block for a in op.accesses if a.block in self._arena.taken}))
+        }
+
+    def _first_uses(self, linear: Linear) -> dict[int, list[int]]:
+        seen: set[int] = set()
+        first: dict[int, list[int]] = {}
+        for at, node in enumerate(linear):
+            for block in self._takers.get(node, ()):
+                if block not in seen:
+                    seen.add(block)
+                    first.setdefault(at, []).append(block)
+        return first
+
+    def _take_over(self, blocks: Sequence[int]) -> None:
+        """The block's first use takes the memory over: until it writes there is nothing of its own in it."""
+        for block in blocks:
+            self._arena.span(block).fill_(self.program.buffers[block].fill)
+
+    def _choose_steps(self) -> list[list[Step]]:
+        """Bind every action, and settle how to run it by running program order once."""
+        arena = self._arena
+        arena.bytes.copy_(arena.image)
+        first = self._first_uses_in_program_order()
+        chosen: list[list[Step]] = []
+        for node, op in enumerate(self.order.ops):
+            self._take_over(first.get(node, ()))
+            actions = self.program.actions.get(op.index)
+            if actions is None:
+                raise NotReplayableError(f"the values of {op.name} (record {op.index}) were not kept")
+            try:
+                chosen.append([self._settle(bind(action, arena)) for action in actions])
+            except NotReplayableError:
+                raise
+            except Exception as error:
+                raise NotReplayableError(
+                    f"{op.name} (record {op.index}) does not run again: {error}"
+                ) from error
+        return chosen
+
+    def _first_uses_in_program_order(self) -> dict[int, list[int]]:
+        self._takers = self._taken_over_by()
+        return self._first_uses(self.order.program)
+
+    @staticmethod
+    def _settle(bound: Bound) -> Step:
+        """Run an action, and choose: the first option that gives the bits of the last, the op as recorded."""
+        bound.options[-1]()
+        if len(bound.options) == 1:
+            return bound.options[0]
+        wanted = [target.clone() for target in bound.targets]
+        for option in bound.options[:-1]:
+            for target in bound.targets:
+                target.fill_(poison_value(target.dtype))
+            try:
+                option()
+            except Exception:  # this overload wants something else
+                continue
+            if all(map(same_values, bound.targets, wanted)):
+                return option
+        for target, value in zip(bound.targets, wanted, strict=True):
+            target.copy_(value)
+        return bound.options[-1]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Out of reach of autograd and of whoever watches or simulates around us."""
+    with contextlib.ExitStack() as stack:
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch.inference_mode())
+        yield

@@ -1,0 +1,127 @@
+"""The values that a run ends with, what to call them, and how far they are from another run's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from crosscurrent.schedules.arena import Arena
+from crosscurrent.schedules.compiled import different
+from crosscurrent.schedules.program import Program, View, widest_views
+from crosscurrent.schedules.reuse import blocks_of
+from crosscurrent.trace.records import Alloc
+
+
+class What(Enum):
+    """What kind of value changed, the most telling first."""
+
+    VALUE = "value"
+    """A final value that the user has a name for."""
+
+    HOST_READ = "host read"
+    """Something that the host read on the way."""
+
+    MEMORY = "memory"
+    """A block that was still there at the end."""
+
+    FREED = "freed memory"
+    """A block that was given back; this is what was last in it."""
+
+
+class Change(NamedTuple):
+    """A value that came out otherwise than in program order."""
+
+    name: str
+    what: What
+    elements: int
+    total: int
+    nan: int
+    """How many elements are NaN, and were not."""
+
+    distance: float
+    """The largest absolute difference among the other elements that changed."""
+
+    def __str__(self) -> str:
+        said = []
+        if self.nan:
+            said.append(f"{self.nan} NaN" if self.nan != self.elements else "all of them NaN")
+        if self.nan != self.elements:
+            said.append(f"off by up to {self.distance:.6g}")
+        return f"{self.name}: {self.elements} of {self.total} elements changed, {', '.join(said)}"
+
+
+class Values:
+    """Compares the memory of a run with that of another, value by value."""
+
+    def __init__(self, program: Program, arena: Arena) -> None:
+        self._program = program
+        self._arena = arena
+
+    def named(self) -> Iterator[tuple[str, View]]:
+        """What has a name of its own: the user's final values, and what the host read."""
+        yield from self._program.names.items()
+        for read in self._program.host_reads:
+            yield read.name, read.view
+
+    def changes(self, reference: Tensor) -> tuple[Change, ...]:
+        """What is not as it is in ``reference``, another image of the same arena.
+
+        Freed memory counts only when nothing else changed: it tells little to a user, but it is a value
+        that the program computed.
+        """
+        found = [
+            *self._compare(What.VALUE, self._program.names.items(), reference),
+            *self._compare(What.HOST_READ, ((r.name, r.view) for r in self._program.host_reads), reference),
+        ]
+        told = {self._program.names[change.name].block for change in found if change.what is What.VALUE}
+        found += self._compare(What.MEMORY, self._blocks(freed=False, besides=told), reference)
+        return tuple(found or self._compare(What.FREED, self._blocks(freed=True, besides=set()), reference))
+
+    def _blocks(self, *, freed: bool, besides: set[int]) -> Iterator[tuple[str, View]]:
+        blocks = blocks_of(self._program.records)
+        handed_on = set(self._arena.taken.values())
+        for block, view in sorted(widest_views(self._program).items()):
+            if block < 0 or block in besides or block in handed_on:
+                continue
+            if (blocks[block].stop is not None) == freed if block in blocks else not freed:
+                yield self._describe(block, view), view
+
+    def _describe(self, block: int, view: View) -> str:
+        shape = f"{view.dtype} {list(view.shape)}"
+        for record in self._program.records:
+            if isinstance(record, Alloc) and record.block == block:
+                if 0 <= record.site < len(self._program.info.sites):
+                    site = self._program.info.sites[record.site]
+                    return f"block {block} ({shape}, from {site.file}:{site.line})"
+                break
+        return f"block {block} ({shape})"
+
+    def _compare(self, what: What, views: Iterable[tuple[str, View]], reference: Tensor) -> Iterator[Change]:
+        for name, view in views:
+            if torch.equal(self._arena.span(view.block), self._arena.span(view.block, reference)):
+                continue
+            change = _change(name, what, self._arena.view(view), self._arena.view_in(view, reference))
+            if change is not None:
+                yield change
+
+
+def _change(name: str, what: What, now: Tensor, before: Tensor) -> Change | None:
+    apart = different(now, before)
+    elements = int(apart.sum())
+    if not elements:
+        return None
+    one, other = _wide(now[apart]), _wide(before[apart])
+    gone = one.isnan() & ~other.isnan()
+    distance = (one - other).abs()[~gone]
+    finite = distance[~distance.isnan()]
+    return Change(
+        name, what, elements, now.numel(), int(gone.sum()), float(finite.max()) if finite.numel() else 0.0
+    )
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.to(torch.complex128 if values.dtype.is_complex else torch.float64)

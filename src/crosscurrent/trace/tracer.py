@@ -185,6 +185,8 @@ class Tracer(Recorder):
         """Add a tensor's bytes to the accesses of ``call``."""
         try:
             storage = tensor.untyped_storage()
+        except AttributeError:
+            return  # a number in the place of a tensor
         except NotImplementedError:
             self._not_strided(tensor)
             return

@@ -1,0 +1,146 @@
+"""What PyTorch's GPU trace has no callback for, wrapped at its Python class while a watch is entered."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from crosscurrent.trace.cuda import CudaSource
+
+_UNSEEN_KERNEL = "a Triton kernel: tell what it touches with crosscurrent.access"
+
+
+class Patches:
+    """Attributes that were replaced, and how to put them back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace ``owner.name`` by ``make(what it was)``."""
+        mine = vars(owner).get(name)
+        before = getattr(owner, name)
+        setattr(owner, name, functools.wraps(before)(make(before)))
+        if mine is None:
+            self._undo.append(functools.partial(delattr, owner, name))
+        else:
+            self._undo.append(functools.partial(setattr, owner, name, mine))
+
+    def later(self, undo: Callable[[], None]) -> None:
+        """Remember something else to undo."""
+        self._undo.append(undo)
+
+    def restore(self) -> None:
+        """Put everything back, in reverse order."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def install(source: CudaSource, patches: Patches) -> None:
+    """Wrap everything for ``source``."""
+    patches.replace(torch.cuda.Event, "query", functools.partial(_event_query, source))
+    patches.replace(torch.cuda.Event, "elapsed_time", functools.partial(_elapsed_time, source))
+    patches.replace(torch.cuda.Stream, "query", functools.partial(_stream_query, source))
+    patches.replace(torch.Tensor, "numpy", functools.partial(_host_read, source, "numpy"))
+    patches.replace(torch.Tensor, "tolist", functools.partial(_host_read, source, "tolist"))
+    patches.replace(torch.UntypedStorage, "resize_", functools.partial(_storage_resize, source))
+    patches.replace(torch.cuda.CUDAGraph, "replay", functools.partial(_graph_replay, source))
+    patches.replace(threading.Thread, "start", functools.partial(_thread_start, source))
+    _watch_triton(source, patches)
+
+
+def _event_query(source: CudaSource, before: Any) -> Any:
+    def query(event: Any) -> bool:
+        done = bool(before(event))
+        if done and source.tracer is not None and event.cuda_event:
+            source.tracer.event_queried_true(event.cuda_event)
+        return done
+
+    return query
+
+
+def _elapsed_time(source: CudaSource, before: Any) -> Any:
+    def elapsed_time(event: Any, end_event: Any) -> float:
+        time = float(before(event, end_event))  # raises unless both events are done
+        if source.tracer is not None:
+            source.tracer.event_queried_true(event.cuda_event)
+            source.tracer.event_queried_true(end_event.cuda_event)
+        return time
+
+    return elapsed_time
+
+
+def _stream_query(source: CudaSource, before: Any) -> Any:
+    def query(stream: Any) -> bool:
+        done = bool(before(stream))
+        if done and source.tracer is not None:
+            source.tracer.stream_queried_true(stream.device_index, stream.cuda_stream)
+        return done
+
+    return query
+
+
+def _host_read(source: CudaSource, name: str, before: Any) -> Any:
+    def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if source.tracer is not None and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            source.tracer.host_access(tensor, False, name)
+        return before(tensor, *args, **kwargs)
+
+    return read
+
+
+def _storage_resize(source: CudaSource, before: Any) -> Any:
+    def resize_(storage: Any, size: Any) -> Any:
+        result = before(storage, size)
+        if source.tracer is not None:
+            source.tracer.released(storage)
+        return result
+
+    return resize_
+
+
+def _graph_replay(source: CudaSource, before: Any) -> Any:
+    def replay(graph: Any) -> Any:
+        if source.tracer is not None:
+            source.tracer.unknown("CUDAGraph.replay", "a captured graph: what it touches is not followed")
+        return before(graph)
+
+    return replay
+
+
+def _thread_start(source: CudaSource, before: Any) -> Any:
+    def start(thread: threading.Thread) -> None:
+        run = thread.run
+
+        def watched() -> None:
+            vars(thread).pop("run", None)
+            source.run_thread(run)
+
+        thread.run = watched  # type: ignore[method-assign]
+        before(thread)
+
+    return start
+
+
+def _watch_triton(source: CudaSource, patches: Patches) -> None:
+    """List the launches of Triton kernels, which no dispatcher sees."""
+    try:
+        from triton import knobs
+    except ImportError:
+        return
+    hooks = getattr(knobs.runtime, "launch_enter_hook", None)
+    if not hasattr(hooks, "add"):
+        return
+
+    def launched(metadata: Any) -> None:
+        if source.tracer is not None:
+            name = metadata.get().get("name", "?") if hasattr(metadata, "get") else "?"
+            source.tracer.unknown(f"triton {name}", _UNSEEN_KERNEL)
+
+    hooks.add(launched)
+    patches.later(functools.partial(hooks.remove, launched))

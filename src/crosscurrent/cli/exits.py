@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
+from crosscurrent.errors import CrosscurrentError, WrongUseError
+
+__all__ = ["CommandError", "ExitCode", "WrongUseError", "as_wrong_use"]
+
 
 class ExitCode(IntEnum):
     """The exit codes of every command. Only 0 is good news."""
@@ -22,11 +26,7 @@ class ExitCode(IntEnum):
     """Stopped by SIGINT (128 + 2, as shells count)."""
 
 
-class WrongUseError(Exception):
-    """The command was used wrongly. The message says what was seen and what to do."""
-
-
-class CommandError(Exception):
+class CommandError(CrosscurrentError):
     """The command could not finish. The message says what happened and what to do."""
 
 

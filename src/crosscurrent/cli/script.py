@@ -79,14 +79,14 @@ def run(script: Script, *, on_os_exit: Callable[[Ending], int]) -> Ending:
     ``on_os_exit`` is called when the script calls ``os._exit``; what it returns becomes the status of
     the process, which then ends at once.
     """
-    with _import_path("" if script.is_module else str(Path(script.program).resolve().parent)):
-        with _arguments(script), _os_exit_seen(on_os_exit):
-            before = set(threading.enumerate())
-            ending = _run(script)
-            for thread in set(threading.enumerate()) - before:
-                if not thread.daemon:
-                    thread.join()
-            return ending
+    import_path = "" if script.is_module else str(Path(script.program).resolve().parent)
+    with _import_path(import_path), _arguments(script), _os_exit_seen(on_os_exit):
+        before = set(threading.enumerate())
+        ending = _run(script)
+        for thread in set(threading.enumerate()) - before:
+            if not thread.daemon:
+                thread.join()
+        return ending
 
 
 def _run(script: Script) -> Ending:

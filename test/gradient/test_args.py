@@ -40,7 +40,7 @@ def test_pinned_memory_alone_needs_no_cuda_device() -> None:
     GradientArgs(layercp_pin_memory=True, cachecp_pin_memory=True)
 
 
-@pytest.mark.parametrize("name", ["layers_per_cell", "chunk_size", "head_slice"])
+@pytest.mark.parametrize("name", ["layers_per_cell", "chunk_size"])
 def test_counts_start_at_one(name: str) -> None:
     with pytest.raises(ValueError, match=rf"grad\.{name} must be at least 1, got 0"):
         GradientArgs(**{name: 0})

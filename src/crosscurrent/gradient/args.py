@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-CHECKPOINT_QUANTIZERS = ("default", "torch-quantized8", "torch-quantized4")
-"""The names by which a command line may ask for a checkpoint quantizer."""
+from crosscurrent.kvcache.names import BufferKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,16 +41,13 @@ class GradientArgs:
     """Move checkpoints on streams of their own while the device computes. Needs both kinds of pinned memory
     and a CUDA device. It changes when bytes move, never what is computed."""
 
-    head_slice: int = 1024
-    """Tokens whose logits exist at once."""
-
     nan_guard: bool = False
     """Raise FloatingPointError when a parameter or a gradient holds NaN or infinity. The host then waits for
     the device once per forward and once per backward pass."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, in the words of the command line."""
-        for name in ("layers_per_cell", "chunk_size", "head_slice"):
+        for name in ("layers_per_cell", "chunk_size"):
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"grad.{name} must be at least 1, got {value}")
@@ -60,14 +56,22 @@ class GradientArgs:
             raise ValueError(
                 f"grad.chunks_per_cell_multiplier must be above 0, got {self.chunks_per_cell_multiplier}"
             )
+        known = [kind.value for kind in BufferKind]
         for name in ("layercp_qname", "cachecp_qname"):
-            value = getattr(self, name)
-            if value not in CHECKPOINT_QUANTIZERS:
-                raise ValueError(
-                    f"grad.{name} is {value!r}; choose one of {', '.join(CHECKPOINT_QUANTIZERS)}"
-                )
+            if getattr(self, name) not in known:
+                raise ValueError(f"grad.{name} is {getattr(self, name)!r}; choose one of {', '.join(known)}")
         if self.async_cpu_transfer:
             self._check_asynchronous()
+
+    @property
+    def layercp_kind(self) -> BufferKind:
+        """How layer-input checkpoints are stored."""
+        return BufferKind(self.layercp_qname)
+
+    @property
+    def cachecp_kind(self) -> BufferKind:
+        """How KV checkpoints are stored."""
+        return BufferKind(self.cachecp_qname)
 
     def _check_asynchronous(self) -> None:
         pageable = [

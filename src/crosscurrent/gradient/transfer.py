@@ -136,6 +136,11 @@ class Lanes:
         self.device_to_host.record()
         self._join()
 
+    def synchronize(self) -> None:
+        """Make the host wait for everything, to read CPU bytes. No pass does."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def _join(self) -> None:
         # The last cell's write: the next run (on another stream, perhaps) reuses the CPU bytes. And the
         # freed source of a copy: `main` may be given the memory of the slots as soon as the run has ended.
@@ -144,6 +149,25 @@ class Lanes:
         # The same for what came in; only a run that was cut short leaves a copy that `main` never received.
         if event := self.main.behind(self.host_to_device.latest):
             self.main.stream.wait_event(event)
+
+
+class Readback:
+    """A small tensor on its way to the host, on the current stream."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._tensor = tensor
+        if tensor.device.type == "cuda":
+            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._tensor.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> Tensor:
+        """The tensor in CPU memory. The host waits for it, which only a guard that was asked for does."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tensor
 
 
 class HostBuffer:

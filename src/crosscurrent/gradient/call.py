@@ -1,0 +1,118 @@
+"""One call of the model: its batch, its plan and what trains. Shared by the two passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from crosscurrent.gradient.args import GradientArgs
+from crosscurrent.gradient.checkpoints import CheckpointFormat
+from crosscurrent.gradient.plan import Column, Plan
+from crosscurrent.gradient.reversible import LayerCache, make_cache
+from crosscurrent.kvcache.names import CacheConfig
+from crosscurrent.kvcache.quantize import make_quantizer, round_trip
+from crosscurrent.kvcache.replay_log import ReplayLog
+from crosscurrent.model.loss import slices
+from crosscurrent.model.transformer import Block, Head, Transformer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What stays the same from call to call."""
+
+    gpt_model: Transformer
+    head_model: Head
+    cache: CacheConfig
+    args: GradientArgs
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the transformer."""
+        return len(self.gpt_model.layers)
+
+    def block(self, layer: int) -> Block:
+        """A layer by its index."""
+        block = self.gpt_model.layers[layer]
+        assert isinstance(block, Block)
+        return block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One batch on the device, and how it is cut."""
+
+    setup: Setup
+    fmt: CheckpointFormat
+    ids_BT: Tensor
+    targets_BT: Tensor
+    """As long as the inputs; -100 where there is no target."""
+    first_target: int
+    """The first position that may have a target, known on the host."""
+    count: Tensor
+    """The number of targets as a floating point scalar. NaN if some id was out of range, which makes the
+    loss and all gradients NaN."""
+    first_row: int
+    """The lowest row below or in which something trains; the rows under it have no backward pass."""
+    embedding_trains: bool
+    log: ReplayLog = field(compare=False)
+
+    @property
+    def plan(self) -> Plan:
+        """The lattice."""
+        return self.fmt.plan
+
+    @property
+    def device(self) -> torch.device:
+        """Where all the work is done."""
+        return self.ids_BT.device
+
+    def has_targets(self, column: Column) -> bool:
+        """Whether some position of a column may have a target."""
+        return column.stop > self.first_target
+
+    def head_slices(self, column: Column) -> list[slice]:
+        """Token ranges of the sequence whose logits may exist at once."""
+        start = max(column.start, self.first_target)
+        bounds = slices(
+            column.stop - start,
+            batch_size=self.ids_BT.shape[0],
+            vocab_size=self.setup.gpt_model.config.vocab_size,
+        )
+        return [slice(start + a, start + b) for a, b in bounds]
+
+    def device_sizes(self) -> list[tuple[str, int]]:
+        """The larger things that are allocated on the device, in bytes, for an error message."""
+        shapes, plan = self.fmt.shapes, self.plan
+        entry = 2 * shapes.batch_size * shapes.num_groups * shapes.head_size
+        width = torch.promote_types(shapes.dtype, torch.float32).itemsize
+        row_slots = max(sum(shapes.cache_lengths[layer] for layer in row.layers) for row in plan.rows)
+        sizes = self.fmt.sizes()
+        hidden = shapes.batch_size * plan.longest_column * shapes.embed_size * shapes.dtype.itemsize
+        return [
+            ("KV caches of the forward pass", entry * sum(shapes.cache_lengths) * shapes.dtype.itemsize),
+            ("KV caches of a row", entry * row_slots * shapes.dtype.itemsize),
+            ("their gradients", entry * row_slots * width),
+            ("the largest checkpoint, four to ten of which are on the device,", max(sizes.values())),
+            ("the hidden states of a column", hidden),
+        ]
+
+    def make_cache(self, layer: int, *, with_gradient: bool) -> LayerCache:
+        """An empty cache of one layer."""
+        shapes = self.fmt.shapes
+        quantizer = make_quantizer(self.setup.cache.buffer)
+        return make_cache(
+            (shapes.batch_size, shapes.num_groups, shapes.cache_lengths[layer], shapes.head_size),
+            dtype=shapes.dtype,
+            device=self.device,
+            round_trip=partial(round_trip, quantizer),
+            with_gradient=with_gradient,
+        )
+
+
+def trainable(setup: Setup) -> list[nn.Parameter]:
+    """The parameters that train, each once, tied or not."""
+    modules = nn.ModuleList([setup.gpt_model, setup.head_model])
+    return [parameter for parameter in modules.parameters() if parameter.requires_grad]

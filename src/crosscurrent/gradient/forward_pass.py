@@ -1,0 +1,122 @@
+"""The forward pass: column by column, layer by layer, checkpoints on their way to the CPU.
+
+What does not look across tokens runs once per layer and column; only the cache and the attention go
+chunk by chunk. Nothing as long as the sequence is kept on the device but the token ids.
+
+Legend: B batch, T tokens, E hidden size, H query heads, G query groups, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from crosscurrent.gradient.call import Call
+from crosscurrent.gradient.checkpoints import Layout, record_key
+from crosscurrent.gradient.plan import Column, Row
+from crosscurrent.gradient.reversible import empty_tokens_first, for_keys_and_values, place_
+from crosscurrent.gradient.store import CheckpointStore
+from crosscurrent.gradient.transfer import Lanes, Outgoing, make_outgoing
+from crosscurrent.kvcache.placement import Eviction
+from crosscurrent.kvcache.policies import make_policy
+from crosscurrent.kvcache.replay_log import pack_, unpack
+from crosscurrent.model.attention import attend, summed_weights
+
+
+class ForwardPass:
+    """Computes the loss of one call and, given a store, leaves there what its backward pass needs."""
+
+    def __init__(self, call: Call, lanes: Lanes, store: CheckpointStore | None) -> None:
+        self._call = call
+        self._store = store
+        plan, shapes = call.plan, call.fmt.shapes
+        self._out: Outgoing | None = None
+        if store is not None:
+            records = [call.fmt.record(row, column) for row in plan.rows for column in plan.columns]
+            (self._out,) = make_outgoing(lanes, [max(layout.num_bytes for layout in records)])
+        self._scratch = call.fmt.make_scratch(call.device)
+        layers = range(call.setup.num_layers)
+        self._caches = [call.make_cache(layer, with_gradient=False) for layer in layers]
+        self._policies = [make_policy(call.setup.cache, layer) for layer in layers]
+        for policy in self._policies:
+            policy.reset(shapes.batch_size, shapes.num_groups, call.device)
+
+    def run(self) -> Tensor:
+        """The loss: a scalar in float32, or float64 for a float64 model."""
+        call = self._call
+        total = torch.zeros((), dtype=call.count.dtype, device=call.device)
+        for column in call.plan.columns:
+            x_BTE = self._through_layers(column)
+            if call.has_targets(column):
+                self._keep_input(len(call.plan.rows), column, x_BTE)
+                self._add_losses(total, column, x_BTE)
+        return total / call.count
+
+    def _through_layers(self, column: Column) -> Tensor:
+        call = self._call
+        x_BTE = call.setup.gpt_model.embed(call.ids_BT[:, column.start : column.stop])
+        for row in call.plan.rows:
+            # Below the first row that trains, nothing will be computed again.
+            keeps = self._store is not None and row.index >= call.first_row
+            if keeps:
+                self._pack_input(call.fmt.record(row, column), x_BTE)
+            for layer in row.layers:
+                x_BTE = self._layer(layer, column, x_BTE, logged=keeps)
+            if keeps:
+                self._send_record(row, column)
+        return x_BTE
+
+    def _layer(self, layer: int, column: Column, x_BTE: Tensor, *, logged: bool) -> Tensor:
+        block = self._call.setup.block(layer)
+        q_BHTD, *kv_BGTD = block.project(x_BTE, column.start)
+        new_NGTD = self._caches[layer].stack(*kv_BGTD)
+        del kv_BGTD
+        attended_BHTD = empty_tokens_first(q_BHTD)
+        for chunk in column.chunks:
+            tokens = slice(chunk.start - column.start, chunk.stop - column.start)
+            eviction = self._policies[layer].place(chunk.length)
+            attended_BHTD[:, :, tokens] = self._chunk(
+                layer, eviction, q_BHTD[:, :, tokens], new_NGTD[:, :, tokens]
+            )
+            if logged:
+                self._call.log.append(layer, eviction)
+        return block.finish(x_BTE, attended_BHTD)
+
+    def _chunk(self, layer: int, eviction: Eviction, q_BHCD: Tensor, new_NGCD: Tensor) -> Tensor:
+        cache, policy = self._caches[layer], self._policies[layer]
+        place_(cache, for_keys_and_values(eviction), new_NGCD)
+        keys_BGSD, values_BGSD = cache.keys_values(eviction.filled_after)
+        out_BHCD, lse_BHC = attend(q_BHCD, keys_BGSD, values_BGSD)
+        if policy.needs_weights:
+            policy.observe(eviction, summed_weights(q_BHCD, keys_BGSD, lse_BHC))
+        return out_BHCD
+
+    def _pack_input(self, layout: Layout, x_BTE: Tensor) -> None:
+        assert self._out is not None
+        self._call.fmt.pack_input(x_BTE, layout, self._out.acquire(), self._scratch)
+
+    def _send_record(self, row: Row, column: Column) -> None:
+        """Send a row's input, and behind it the evictions of its layers, which are known by now."""
+        assert self._out is not None
+        assert self._store is not None
+        layout, log = self._call.fmt.record(row, column), self._call.log
+        target = self._store[record_key(row.index, column)]
+        chunks = [chunk.index for chunk in column.chunks]
+        evictions = log.cell(row.layers, chunks)
+        pack_(evictions, layout.views(self._out.acquire())[-1])
+        self._out.send(target, layout.num_bytes)
+        # From here on the log's slots are in CPU memory, and what was on the device is free.
+        log.replace(row.layers, chunks, unpack(evictions, layout.views(target.bytes)[-1]))
+
+    def _keep_input(self, row: int, column: Column, x_BTE: Tensor) -> None:
+        if self._store is None or self._out is None:
+            return
+        layout = self._call.fmt.top(column)
+        self._pack_input(layout, x_BTE)
+        self._out.send(self._store[record_key(row, column)], layout.num_bytes)
+
+    def _add_losses(self, total: Tensor, column: Column, x_BTE: Tensor) -> None:
+        call = self._call
+        for tokens in call.head_slices(column):
+            local = slice(tokens.start - column.start, tokens.stop - column.start)
+            total += call.setup.head_model.loss_sum(x_BTE[:, local], call.targets_BT[:, tokens])

@@ -13,8 +13,9 @@ own: there the error may be 1e-13, some 1e3 roundings, of the largest entry of a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import pytest
 import torch
 from hypothesis import HealthCheck, example, given, note, settings
 from hypothesis import strategies as st
@@ -208,8 +209,22 @@ def check(case: Case) -> None:
 
 
 @st.composite
+def sequence_lengths(draw: st.DrawFn, cache_length: int, chunk_size: int, *, dense: bool) -> int:
+    """Shorter than the cache, equal to it, many times as long, or with a last chunk of a single token."""
+    num_chunks = -(-draw(st.sampled_from([2, 1, 3, 6])) * cache_length // chunk_size)
+    lengths = {
+        "shorter": draw(st.integers(1, cache_length)),
+        "equal": cache_length,
+        "longer": cache_length + num_chunks * chunk_size - draw(st.integers(0, chunk_size - 1)),
+        "single": cache_length + num_chunks * chunk_size + 1,
+    }
+    kinds = ["shorter", "equal"] if dense else ["longer", "single", "shorter", "equal"]
+    return lengths[draw(st.sampled_from(kinds))]
+
+
+@st.composite
 def cases(draw: st.DrawFn) -> Case:
-    policy = draw(st.sampled_from(PolicyKind))
+    policy = draw(st.sampled_from([PolicyKind.LASTREC, PolicyKind.H2O, PolicyKind.H2O, PolicyKind.DENSE]))
     num_layers = draw(st.integers(1, 4))
     lengths = draw(st.lists(st.integers(3, 9), min_size=num_layers, max_size=num_layers))
     shortest = min(lengths)
@@ -218,17 +233,7 @@ def cases(draw: st.DrawFn) -> Case:
     h2o = policy is PolicyKind.H2O
     grace_period = draw(st.integers(0, shortest - 1 - init_grace)) if h2o else 0
     chunk_size = draw(st.integers(1, shortest - init_grace - grace_period))
-    longest = shortest if dense else 6 * shortest
-    sequence_length = draw(
-        st.one_of(
-            st.integers(1, shortest),  # shorter than the cache, or equal to it
-            st.integers(1, longest),
-            st.integers(1, max(1, (longest - shortest) // chunk_size)).map(
-                # The last chunk is a single token.
-                lambda n: min(longest, shortest + n * chunk_size + 1)
-            ),
-        )
-    )
+    sequence_length = draw(sequence_lengths(shortest, chunk_size, dense=dense))
     num_targets = draw(st.integers(1, sequence_length))
     return Case(
         policy=policy,
@@ -262,3 +267,38 @@ def cases(draw: st.DrawFn) -> Case:
 def test_gradients_are_those_of_plain_autograd(case: Case) -> None:
     note(f"seed {case.seed}")
     check(case)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(case=cases(), spare=st.integers(0, 3))
+def test_with_a_cache_as_long_as_the_sequence_it_is_full_attention(case: Case, spare: int) -> None:
+    """No token is ever evicted, so that the model's ordinary forward pass computes the same function."""
+    length = max(case.sequence_length, *case.cache_lengths) + spare
+    case = replace(case, cache_lengths=(length,) * len(case.cache_lengths))
+    gpt, head = make_models(case)
+    ids, targets = make_batch(case)
+    model = long_context_model(case, gpt, head)
+    logits = head(gpt(ids))[:, -case.num_targets :]
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+    expected = gradients(model)
+    model.zero_grad()
+    model(ids, targets).backward()
+    assert_close(gradients(model), expected)
+
+
+def test_the_comparison_notices_an_evicted_token_too_many() -> None:
+    """The bad twin: one slot less, and the reference is no longer matched."""
+    case = Case(sequence_length=20)
+    gpt, head = make_models(case)
+    ids, targets = make_batch(case)
+    model = long_context_model(replace(case, cache_lengths=(6, 5)), gpt, head)
+    reference_loss(case, gpt, head, ids, targets).backward()
+    expected = gradients(model)
+    model.zero_grad()
+    model(ids, targets).backward()
+    with pytest.raises(AssertionError, match="is off by"):
+        assert_close(gradients(model), expected)
+
+
+def test_ignored_targets_have_no_gradient_and_do_not_count() -> None:
+    check(Case(sequence_length=30, num_targets=20, ignored=(0, 3, 4, 19)))

@@ -141,11 +141,11 @@ def signature(func: Any) -> Signature:
     if schema is None:
         return _higher_order(func)
     base = base_name(func)
-    positional = tuple(_use(argument, base) for argument in schema.arguments)
+    positional = tuple(int(_use(argument, base)) for argument in schema.arguments)
     if base in _METADATA_ONLY:
-        positional = (Use.NOTHING, *positional[1:])
+        positional = (0, *positional[1:])
     if base == "resize_as_":
-        positional = (positional[0], Use.NOTHING, *positional[2:])
+        positional = (positional[0], 0, *positional[2:])
     returns_new = base in _MAYBE_COPIES or any(
         result.alias_info is None and "Tensor" in str(result.type) for result in schema.returns
     )
@@ -173,7 +173,7 @@ def base_name(func: Any) -> str:
 def in_training(sign: Signature) -> Signature:
     """A batch norm that also updates its running statistics, in silence."""
     positional = tuple(
-        use | Use.UPDATE if place in (3, 4) else use for place, use in enumerate(sign.positional)
+        use | int(Use.UPDATE) if place in (3, 4) else use for place, use in enumerate(sign.positional)
     )
     by_name = dict(zip(sign.by_name, positional, strict=True))
     return sign._replace(kind=Kind.PLAIN, positional=positional, by_name=by_name)

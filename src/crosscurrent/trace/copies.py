@@ -70,7 +70,7 @@ def _access(tracer: Tracer, block: Block | None, tensor: Tensor, *, write: bool)
 
 
 def _op(tracer: Tracer, lane: int, name: str, accesses: tuple[Access, ...]) -> int:
-    return tracer.put(Op, lane, name, tracer.sites.here(), accesses) if accesses else -1
+    return tracer.put(Op, lane, name, tracer.site, accesses) if accesses else -1
 
 
 def _kept(accesses: tuple[Access, ...]) -> tuple[Access, ...]:

@@ -91,7 +91,7 @@ class Recorder:
         self._waited: dict[Waited, Waited] = {}
         self._misunderstood: dict[Misunderstood, Misunderstood] = {}
         self._sinks = tuple(sinks)
-        self._collected: list[Record] | None = None
+        self._sink = self._sinks[0] if len(self._sinks) == 1 else self._to_all
         self._lock = threading.RLock()
         self._index = 0
         self._num_blocks = 0
@@ -103,6 +103,8 @@ class Recorder:
         self._recordings: dict[Hashable, int] = {}
         self._recorded_at: dict[int, tuple[int, int]] = {}
         self._closed = False
+        self.site = -1
+        """The call site of the call that is being turned into records."""
 
     def close(self) -> None:
         """The watch is over: report the last frees, and follow nothing any more."""
@@ -116,12 +118,18 @@ class Recorder:
         """Hand out one record; returns its index."""
         index = self._index
         self._index = index + 1
-        record: Record = _new(kind, (index, *fields))
+        self._sink(_new(kind, (index, *fields)))
+        return index
+
+    def _to_all(self, record: Record) -> None:
         for sink in self._sinks:
             sink(record)
-        if self._collected is not None:
-            self._collected.append(record)
-        return index
+
+    def begin(self) -> None:
+        """Start on a call: what died before it comes first. All that it leads to has its call site."""
+        if self._dead:
+            self.bury()
+        self.site = self.sites.here()
 
     def lane(self, device: int, stream: int | None = None) -> int:
         """The lane of a stream; of the calling thread's current stream of ``device`` by default."""
@@ -145,7 +153,7 @@ class Recorder:
     def event_recorded(self, event: Hashable, device: int, stream: int, via: str = "record") -> None:
         """``event`` marks what the stream has been given so far."""
         with self._lock:
-            self.bury()
+            self.begin()
             previous = self._recordings.get(event)
             self._recordings[event] = self.record_event(self.lane(device, stream), via)
             if previous is not None:
@@ -154,9 +162,9 @@ class Recorder:
     def event_waited(self, event: Hashable, device: int, stream: int, via: str = "wait_event") -> None:
         """The stream waits for the recording of ``event`` that is current now."""
         with self._lock:
-            self.bury()
+            self.begin()
             number = self._recordings.get(event, NO_EVENT)
-            self.put(WaitEvent, self.lane(device, stream), number, self.sites.here(), via)
+            self.put(WaitEvent, self.lane(device, stream), number, self.site, via)
 
     def event_gone(self, event: Hashable) -> None:
         """``event`` was destroyed, or its handle now means another event."""
@@ -168,21 +176,21 @@ class Recorder:
     def stream_waited_stream(self, device: int, stream: int, other_device: int, other_stream: int) -> None:
         """``stream.wait_stream(other)``: a recording on the other stream now, and a wait for it."""
         with self._lock:
-            self.bury()
+            self.begin()
             self.join(self.lane(device, stream), self.lane(other_device, other_stream), "wait_stream")
 
     def event_synchronized(self, event: Hashable, kind: str = "event") -> None:
         """The host waited for ``event``."""
         with self._lock:
-            self.bury()
+            self.begin()
             number = self._recordings.get(event, NO_EVENT)
             lanes: tuple[int, ...] = ()
             if number != NO_EVENT:
                 lane, index = self._recorded_at[number]
                 lanes = (lane,)
                 self.host_cache.waited(lane, index)
-            site = self._note_wait(kind, "", lanes)
-            self.put(HostWait, kind, number, (), site, "")
+            self._note_wait(kind, "", lanes)
+            self.put(HostWait, kind, number, (), self.site, "")
 
     def event_queried_true(self, event: Hashable) -> None:
         """``event.query()`` said that the work is done."""
@@ -191,7 +199,7 @@ class Recorder:
     def stream_synchronized(self, device: int, stream: int, kind: str = "synchronize") -> None:
         """The host waited for a stream."""
         with self._lock:
-            self.bury()
+            self.begin()
             self.host_wait(kind, (self.lane(device, stream),))
 
     def stream_queried_true(self, device: int, stream: int) -> None:
@@ -201,7 +209,7 @@ class Recorder:
     def device_synchronized(self, device: int) -> None:
         """The host waited for all streams of a device."""
         with self._lock:
-            self.bury()
+            self.begin()
             self.host_wait(
                 "synchronize", tuple(lane for (of, _), lane in self._lanes.items() if of == device)
             )
@@ -210,7 +218,7 @@ class Recorder:
         """Number a new recording on ``lane``."""
         number = self._num_recordings
         self._num_recordings += 1
-        self._recorded_at[number] = (lane, self.put(RecordEvent, lane, number, self.sites.here(), via))
+        self._recorded_at[number] = (lane, self.put(RecordEvent, lane, number, self.site, via))
         return number
 
     def drop_event(self, number: int) -> None:
@@ -221,41 +229,40 @@ class Recorder:
     def join(self, lane: int, other: int, via: str) -> None:
         """``lane`` waits for what ``other`` has been given so far."""
         number = self.record_event(other, via)
-        self.put(WaitEvent, lane, number, self.sites.here(), via)
+        self.put(WaitEvent, lane, number, self.site, via)
         self.drop_event(number)
 
     def host_wait(self, kind: str, lanes: tuple[int, ...], name: str = "") -> None:
         """The host waits for all work so far of ``lanes`` (none: it is held up, and nothing is ordered)."""
-        index = self.put(HostWait, kind, None, lanes, self._note_wait(kind, name, lanes), name)
+        self._note_wait(kind, name, lanes)
+        index = self.put(HostWait, kind, None, lanes, self.site, name)
         for lane in lanes:
             self.host_cache.waited(lane, index)
 
-    def _note_wait(self, kind: str, name: str, lanes: tuple[int, ...]) -> int:
-        site = self.sites.here()
+    def _note_wait(self, kind: str, name: str, lanes: tuple[int, ...]) -> None:
         if kind != "query":
-            wait = Waited(kind, name, site, lanes)
+            wait = Waited(kind, name, self.site, lanes)
             self.host_waits.append(self._waited.setdefault(wait, wait))
-        return site
 
     # -- accesses that are no ops --------------------------------------------------------------------
 
     def stream_used(self, tensor: Tensor, device: int, stream: int) -> None:
         """``tensor.record_stream(stream)``."""
         with self._lock:
-            self.bury()
+            self.begin()
             block = self.block_of(tensor)
             if block is not None and block.nbytes:
-                self.put(UseStream, block.index, self.lane(device, stream), self.sites.here())
+                self.put(UseStream, block.index, self.lane(device, stream), self.site)
 
     def host_access(self, tensor: Tensor, write: bool, name: str) -> None:
         """The host reads or writes a tensor's bytes now; nothing happens unless they are pinned."""
         with self._lock:
-            self.bury()
+            self.begin()
             block = self.block_of(tensor)
             if block is not None and not block.on_device:
                 accesses = self._whole(block, tensor, write)
                 if accesses:
-                    self.put(Op, HOST, name, self.sites.here(), accesses)
+                    self.put(Op, HOST, name, self.site, accesses)
 
     def declared(self, reads: Iterable[Tensor], writes: Iterable[Tensor], name: str = "access") -> None:
         """Accesses that no tap can see, declared by the user.
@@ -264,7 +271,7 @@ class Recorder:
         tensor is declared with it (a kernel that reads host memory); pinned memory alone by the host.
         """
         with self._lock:
-            self.bury()
+            self.begin()
             accesses: list[Access] = []
             devices: list[int] = []
             for tensors, write in ((reads, False), (writes, True)):
@@ -276,13 +283,20 @@ class Recorder:
                             devices.append(block.device)
             if accesses:
                 lane = self.lane(devices[0]) if devices else HOST
-                self.put(Op, lane, name, self.sites.here(), tuple(accesses))
+                self.put(Op, lane, name, self.site, tuple(accesses))
 
     def _whole(self, block: Block, tensor: Tensor, write: bool) -> tuple[Access, ...]:
         region, shape, dtype = self.layouts.of(tensor)
         return () if region is None else (Access(block.index, region, write, shape, dtype),)
 
     # -- memory ----------------------------------------------------------------------------------
+
+    def storage_of(self, number: int) -> torch.UntypedStorage | None:
+        """The storage that is block ``number`` now; None if there is none any more. For rare use: it looks."""
+        for block in list(self._blocks.values()):
+            if block.index == number:
+                return block()
+        return None
 
     def block_of(self, tensor: Tensor, *, fresh: bool = False) -> Block | None:
         """The block that a tensor lives in; None for pageable memory. ``fresh``: an unseen one is new."""
@@ -308,8 +322,8 @@ class Recorder:
     def _admit(self, tensor: Tensor, storage: torch.UntypedStorage, *, fresh: bool) -> Block:
         where = self.environment.classify(tensor)
         block = Block(storage, self._died)
-        block.cdata = storage._cdata
-        self._blocks[block.cdata] = block
+        block.cdata = cdata = storage._cdata
+        self._blocks[cdata] = block
         if where is None:
             block.be(-1, None, -1, 0)
         else:
@@ -317,24 +331,23 @@ class Recorder:
         return block
 
     def _allocate(
-        self, block: Block, memory: MemoryKind | None, device: int, nbytes: int, *, fresh: bool = True
+        self, block: Block, memory: MemoryKind, device: int, nbytes: int, *, fresh: bool = True
     ) -> None:
         """Make ``block`` a new allocation. One without bytes is never heard of."""
-        block.be(self._num_blocks, memory, device, nbytes)
-        self._num_blocks += 1
+        number = self._num_blocks
+        self._num_blocks = number + 1
+        block.be(number, memory, device, nbytes)
         if nbytes == 0:
             return
-        assert block.memory is not None, "pageable memory is not followed"
-        site = self.sites.here()
         if not block.on_device:
             if fresh and not self.host_cache.take(nbytes):
                 self.host_wait("allocation", (), "pinned memory")
             lane = HOST
         elif fresh:
-            lane = self.lane(block.device)
+            lane = self.lane(device)
         else:
-            lane = self.lane(block.device, _DEFAULT_STREAM)
-        self.put(Alloc, block.index, lane, block.nbytes, block.memory, site, fresh)
+            lane = self.lane(device, _DEFAULT_STREAM)
+        self.put(Alloc, number, lane, nbytes, memory, self.site, fresh)
 
     def _died(self, block: Any) -> None:
         if not self._closed:
@@ -365,7 +378,7 @@ class Recorder:
     def released(self, storage: torch.UntypedStorage, name: str = "resize_") -> None:
         """``storage.resize_(n)`` ran: the old block is free, and a new one took over what fits."""
         with self._lock:
-            self.bury()
+            self.begin()
             block = self._blocks.get(storage._cdata)
             if block is not None and block.memory is not None:
                 self._moved(block, storage.nbytes(), name, keeps=True)
@@ -373,13 +386,14 @@ class Recorder:
     def _moved(self, block: Block, nbytes: int, name: str, *, keeps: bool) -> None:
         if nbytes == block.nbytes:
             return
-        old, old_nbytes = block.index, block.nbytes
+        old, old_nbytes, memory = block.index, block.nbytes, block.memory
+        assert memory is not None, "pageable memory is not followed"
         kept = min(old_nbytes, nbytes) if keeps else 0
         if nbytes == 0:
-            self._free(block, self.sites.here())
-            self._allocate(block, block.memory, block.device, 0)
+            self._free(block, self.site)
+            self._allocate(block, memory, block.device, 0)
             return
-        self._allocate(block, block.memory, block.device, nbytes)
+        self._allocate(block, memory, block.device, nbytes)
         if kept:
             region = Region(0, kept, kept)
             shape = (kept,)
@@ -387,8 +401,6 @@ class Recorder:
                 Access(old, region, False, shape, "uint8"),
                 Access(block.index, region, True, shape, "uint8"),
             )
-            self.put(
-                Op, self.lane(block.device) if block.on_device else HOST, name, self.sites.here(), accesses
-            )
+            self.put(Op, self.lane(block.device) if block.on_device else HOST, name, self.site, accesses)
         if old_nbytes:
-            self.put(Free, old, self.sites.here())
+            self.put(Free, old, self.site)

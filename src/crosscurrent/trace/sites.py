@@ -56,21 +56,22 @@ class Sites:
         self._codes: dict[int, tuple[CodeType, dict[int, int] | None]] = {}
 
     def here(self) -> int:
-        """The site of the call that is being made, seen from the calling thread."""
+        """The site of the call that is being made. The caller and its caller are not looked at."""
         codes = self._codes
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             code = frame.f_code
-            known = codes.get(id(code))
-            if known is None:
-                known = self._learn(code)
-            lines = known[1]
+            try:
+                lines = codes[id(code)][1]
+            except KeyError:
+                lines = self._learn(code)[1]
             if lines is not None:
                 if self._full_stack:
                     return self._with_stack(frame)
-                site = lines.get(frame.f_lasti)
+                lasti = frame.f_lasti
+                site = lines.get(lasti)
                 if site is None:
-                    site = lines[frame.f_lasti] = self._intern(Site(*_entry(code, frame.f_lasti)))
+                    site = lines[lasti] = self._intern(Site(*_entry(code, lasti)))
                 return site
             frame = frame.f_back
         return self._elsewhere()

@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 
 from crosscurrent.trace import copies, waits
 from crosscurrent.trace.access import Kind, Signature, Use, in_training, signature
-from crosscurrent.trace.memory import Block
 from crosscurrent.trace.recorder import Environment, Recorder
 from crosscurrent.trace.records import HOST, Access, Op, Record
 
@@ -24,6 +23,8 @@ _new: Any = tuple.__new__
 _MANY = int(Use.MANY)
 _READ = int(Use.READ)
 _WRITE = int(Use.WRITE)
+_PLAIN = int(Kind.PLAIN)
+_NOTHING = int(Kind.NOTHING)
 
 
 class CallObserver(Protocol):
@@ -39,15 +40,17 @@ class CallObserver(Protocol):
 
 
 class Call:
-    """The accesses of one call: those of the device, those of the host (pinned memory), and where."""
+    """The accesses of one call: those on the device, those of the host (to pinned memory), and where."""
 
-    __slots__ = ("blocks", "device", "host", "on_device")
+    __slots__ = ("device", "host", "inputs", "is_view", "on_device", "writes")
 
     def __init__(self) -> None:
         self.device: list[Access] = []
         self.host: list[Access] = []
+        self.inputs: list[int] = []
         self.on_device = -1
-        self.blocks: list[Block] = []
+        self.is_view = False
+        self.writes = False
 
 
 class Tracer(Recorder):
@@ -74,25 +77,29 @@ class Tracer(Recorder):
             sign = self._signatures[id(func)] = signature(func)
             self._seen.append(func)
         kind = sign.kind
-        if kind is Kind.NOTHING and not self.observers:
+        if kind == _NOTHING and not self.observers:
             return
         with self._lock:
-            if self._dead:
-                self.bury()
+            self.begin()
             if self.observers:
                 self._observed(sign, func, args, kwargs, out)
-            elif kind is Kind.PLAIN:
+            elif kind == _PLAIN:
                 self.emit_call(sign.name, self.gather(sign, args, kwargs, out))
             else:
                 self._special(sign, func, args, kwargs, out)
 
     def _observed(self, sign: Signature, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         collected: list[Record] = []
-        self._collected = collected
+
+        def collect(record: Record) -> None:
+            collected.append(record)
+            self._to_all(record)
+
+        sink, self._sink = self._sink, collect
         try:
             self._special(sign, func, args, kwargs, out)
         finally:
-            self._collected = None
+            self._sink = sink
         for observer in self.observers:
             observer.after_call(collected, func, args, kwargs, out)
 
@@ -150,7 +157,13 @@ class Tracer(Recorder):
         if kwargs:
             self._gather_named(call, sign, kwargs)
         if sign.makes_tensors:
-            self._results(call, sign, out)
+            if isinstance(out, Tensor):
+                self._result(call, out)
+            else:
+                self._results(call, out)
+            if call.is_view and not call.writes:
+                call.device.clear()
+                call.host.clear()
         return call
 
     def _gather_named(self, call: Call, sign: Signature, kwargs: dict[str, Any]) -> None:
@@ -163,23 +176,27 @@ class Tracer(Recorder):
                     self.resized(one, sign.name, keeps=False)
                 self.touch(call, one, use)
 
-    def _results(self, call: Call, sign: Signature, out: Any) -> None:
-        num_inputs = len(call.blocks)
-        is_view = False
-        for result in out if type(out) in (tuple, list) else (out,):
-            if not isinstance(result, Tensor):
-                if isinstance(result, (tuple, list)):
-                    self._results(call, sign, result)
-                continue
-            block = self.block_of(result, fresh=True)
-            # A result in the memory of an argument is a view, whatever the schema says.
-            if block is not None and block in call.blocks[:num_inputs]:
-                is_view = True
-            else:
-                self.touch(call, result, _WRITE)
-        if is_view and not any(access.write for access in (*call.device, *call.host)):
-            call.device.clear()
-            call.host.clear()
+    def _results(self, call: Call, out: Any) -> None:
+        for result in out:
+            if isinstance(result, Tensor):
+                self._result(call, result)
+            elif isinstance(result, (tuple, list)):
+                self._results(call, result)
+
+    def _result(self, call: Call, result: Tensor) -> None:
+        """A result is written, unless it lies in the memory of an argument: then it is a view."""
+        try:
+            storage = result.untyped_storage()
+        except NotImplementedError:
+            self._not_strided(result)
+            return
+        block = self._blocks.get(storage._cdata)
+        if block is None:
+            self._admit(result, storage, fresh=True)
+        elif block.index in call.inputs:
+            call.is_view = True
+            return
+        self.touch(call, result, _WRITE)
 
     def touch(self, call: Call, tensor: Tensor, use: int) -> None:
         """Add a tensor's bytes to the accesses of ``call``."""
@@ -196,9 +213,12 @@ class Tracer(Recorder):
         if block.memory is None and not self._reconsider(block, tensor):
             return
         key: Any = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
-        layout = self.layouts.known.get(key)
-        region, shape, dtype = layout if layout is not None else self.layouts.learn(key)
-        call.blocks.append(block)
+        try:
+            region, shape, dtype = self.layouts.known[key]
+        except KeyError:
+            region, shape, dtype = self.layouts.learn(key)
+        number = block.index
+        call.inputs.append(number)
         if region is None:
             return
         if block.on_device:
@@ -207,16 +227,17 @@ class Tracer(Recorder):
         else:
             accesses = call.host
         if use & _READ:
-            accesses.append(_new(Access, (block.index, region, False, shape, dtype, False)))
+            accesses.append(_new(Access, (number, region, False, shape, dtype, False)))
         if use & _WRITE:
-            accesses.append(_new(Access, (block.index, region, True, shape, dtype, False)))
+            accesses.append(_new(Access, (number, region, True, shape, dtype, False)))
+            call.writes = True
 
     def emit_call(self, name: str, call: Call) -> None:
         """One ``Op`` on the stream, and before it what the host does to pinned memory as it issues it."""
         if call.host:
-            self.put(Op, HOST, name, self.sites.here(), tuple(call.host))
+            self.put(Op, HOST, name, self.site, tuple(call.host))
         if call.device:
-            self.put(Op, self.lane(call.on_device), name, self.sites.here(), tuple(call.device))
+            self.put(Op, self.lane(call.on_device), name, self.site, tuple(call.device))
 
     def _opaque(self, sign: Signature, args: Any, kwargs: Any, out: Any) -> None:
         call = Call()
@@ -226,7 +247,7 @@ class Tracer(Recorder):
         for leaf in pytree.tree_leaves(out):
             if isinstance(leaf, Tensor):
                 block = self.block_of(leaf, fresh=True)
-                if block is None or block not in call.blocks:
+                if block is None or block.index not in call.inputs:
                     self.touch(call, leaf, _WRITE)
         self.emit_call(sign.name, call)
         if sign.why_unknown and (call.device or call.host):

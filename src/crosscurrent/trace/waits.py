@@ -25,7 +25,7 @@ def emit(tracer: Tracer, sign: Signature, call: Call, wait: str | None) -> None:
     if wait is None or call.on_device < 0:
         tracer.emit_call(sign.name, call)
         return
-    site = tracer.sites.here()
+    site = tracer.site
     if call.host:
         tracer.put(Op, HOST, sign.name, site, tuple(call.host))
     lane = tracer.lane(call.on_device)

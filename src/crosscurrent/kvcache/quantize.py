@@ -14,18 +14,20 @@ needed. Rows (the last dimension) are quantized each by itself, in blocks of 128
 length is a multiple of it and else as a whole, so a tensor can be cut anywhere else first.
 
 Note [Error bound]
-A block with least value lo and greatest hi is stored as mid = lo/2 + hi/2, a scale, and signed
-codes q of at most `levels` (127 or 7): x is read back as mid + q * scale. The scale is
-r / levels, r = max(hi - mid, mid - lo), shrunk by 8 units of rounding u (2^-24 in float32) so that
-rounding can never carry a value outside of [lo, hi], where it might overflow; and at least the
-smallest normal number, so that nothing is divided by zero. Then
-    |x - x'| <= scale / 2 + 8 u max|x| + u' max|x|
-where the first term is the rounding of the code; the second covers the five roundings of
-subtracting mid, dividing, multiplying, adding, and of mid itself, each at most u max|x| or u r
-with r <= max|x|; and u' is the rounding of the result to its dtype if that is narrower than
-float32. Constant rows, so zeros too, come back exactly, to the last but one of subnormal bits.
-A block that holds a NaN or an infinity comes back as NaN, all of it. Arithmetic is float32, and
-float64 for float64.
+A block with least value lo and greatest hi is stored as a midpoint mid, a scale, and signed codes q of at
+most `levels` (127 or 7): x is read back as mid + q * scale. Arithmetic is float32, and float64 for float64;
+u is its unit of rounding, 2^-24 or 2^-53.
+- mid is lo/2 + hi/2, and one last bit nearer to zero, so that the end of greater magnitude is the farther
+  one: r = max(hi - mid, mid - lo) is the distance to it.
+- scale is r / levels, smaller by 8 u so that rounding never carries a value beyond that end, where it might
+  overflow; and at least the smallest normal number, so that nothing is divided by zero.
+Then, where u' is the rounding of the result to its dtype if that is narrower than float32,
+    |x - x'| <= scale / 2 + 8 u max|x| + u' max(max|x|, smallest normal of that dtype)
+with scale / 2 about (hi - lo) / 508 or (hi - lo) / 28. The first term is the rounding of the code; the second
+covers the roundings of subtracting, dividing, multiplying and adding, each at most u r or u max|x| with
+r <= max|x| (1 + 2 u). Zeros come back exactly, and so do other constant rows if they are at least 2^7 / u
+times the smallest normal number (below, a last bit may be lost). A block that holds a NaN or an infinity comes back
+as NaN, all of it.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ Packed = tuple[Tensor, ...]
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 _BLOCK = 128
-# Units of rounding by which a scale is shrunk: see Note [Error bound].
+# In units of rounding: see Note [Error bound].
 _SHRINK_UNITS = 8
+_SLACK_UNITS = 8
 
 
 class Quantizer(Protocol):
@@ -150,10 +153,10 @@ class TorchQuantized:
         scale = torch.empty_like(mid)
         self._measure(blocks, mid, scale)
         largest = blocks.double().abs().amax(-1, keepdim=True)
-        relative = 8 * torch.finfo(compute).eps / 2
+        bound = scale.double() / 2 + _SLACK_UNITS * torch.finfo(compute).eps / 2 * largest
         if source.dtype != compute:
-            relative += torch.finfo(source.dtype).eps / 2
-        bound = scale.double() / 2 + relative * largest
+            finfo = torch.finfo(source.dtype)
+            bound += finfo.eps / 2 * largest.clamp(min=finfo.smallest_normal)
         return bound.expand(blocks.shape).reshape(source.shape)
 
     def _measure(self, blocks: Tensor, mid: Tensor, scale: Tensor) -> None:
@@ -162,7 +165,7 @@ class TorchQuantized:
         low, high = low.to(mid.dtype), high.to(mid.dtype)
         finfo = torch.finfo(mid.dtype)
         # Halves first: the sum of two large numbers, or their distance, may not be finite.
-        torch.add(high / 2, low, alpha=0.5, out=mid)
+        torch.add(high / 2, low, alpha=0.5, out=mid).mul_(1 - finfo.eps)
         radius = torch.maximum(high - mid, mid - low)
         shrunk = (1 - _SHRINK_UNITS * finfo.eps / 2) / self._levels
         # The clamp keeps a NaN. An infinite block has an infinite radius, or a NaN midpoint.

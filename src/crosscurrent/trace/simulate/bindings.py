@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from crosscurrent.trace.simulate.clock import CYCLES_PER_MICROSECOND
+from crosscurrent.trace.simulate.graphs import new_pool
 from crosscurrent.trace.simulate.streams import CUDA_DEVICE_TYPE, generic_stream
 
 if TYPE_CHECKING:
     from crosscurrent.trace.simulate.memory import DeviceMemory
     from crosscurrent.trace.simulate.simulation import Simulation
+
+
+_COUNTS = ("current", "peak", "allocated", "freed")
 
 
 class DeviceProperties(NamedTuple):
@@ -97,6 +101,7 @@ def _streams(simulation: Simulation) -> dict[str, object]:
     queues = simulation.queues
 
     def current_stream(device: int) -> tuple[int, int, int]:
+        simulation.settle()
         queue = queues.thread.current[simulation.device_index(device)]
         return queue.stream_id, queue.device, CUDA_DEVICE_TYPE
 
@@ -104,9 +109,11 @@ def _streams(simulation: Simulation) -> dict[str, object]:
         return 0, simulation.device_index(device), CUDA_DEVICE_TYPE
 
     def raw_stream(device: int) -> int:
+        simulation.settle()
         return queues.thread.current[simulation.device_index(device)].handle
 
     def set_stream(*, stream_id: int, device_index: int, device_type: int) -> None:
+        simulation.settle()
         # Setting a stream makes its device the current one, as in CUDA.
         queues.thread.device = device_index
         simulation.switch_to(queues.by_id(device_index, stream_id))
@@ -156,6 +163,8 @@ def _allocator(simulation: Simulation) -> dict[str, object]:
         "_cuda_emptyCache": empty_cache,
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": lambda device: devices[device].fraction,
+        "_host_emptyCache": lambda: None,
+        "_graph_pool_handle": new_pool,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_emptyCache": empty_cache,
@@ -171,10 +180,14 @@ def allocator_stats(memory: DeviceMemory) -> dict[str, Any]:
     """The nested dictionary that ``torch.cuda.memory_stats`` flattens."""
 
     def pool(current: int, peak: int, allocated: int, freed: int) -> dict[str, Any]:
-        counts = {"current": current, "peak": peak, "allocated": allocated, "freed": freed}
-        nothing = dict.fromkeys(counts, 0)
-        return {"all": counts, "large_pool": nothing, "small_pool": dict(nothing)}
+        counts = dict(zip(_COUNTS, (current, peak, allocated, freed), strict=True))
+        return {
+            "all": counts,
+            "large_pool": dict.fromkeys(_COUNTS, 0),
+            "small_pool": dict.fromkeys(_COUNTS, 0),
+        }
 
+    nothing = pool(0, 0, 0, 0)
     used = pool(memory.allocated, memory.peak, memory.total_allocated, memory.total_freed)
     blocks = pool(memory.active, memory.peak_active, memory.num_allocs, memory.num_frees)
     reserved = pool(memory.reserved, memory.peak_reserved, memory.reserved, 0)
@@ -185,6 +198,11 @@ def allocator_stats(memory: DeviceMemory) -> dict[str, Any]:
         "active_bytes": used,
         "requested_bytes": used,
         "reserved_bytes": reserved,
+        "inactive_split_bytes": nothing,
+        "inactive_split": nothing,
+        "segment": nothing,
+        "oversize_allocations": dict.fromkeys(_COUNTS, 0),
+        "oversize_segments": dict.fromkeys(_COUNTS, 0),
         "num_alloc_retries": 0,
         "num_ooms": memory.num_ooms,
         "num_device_alloc": memory.num_allocs,
@@ -198,9 +216,11 @@ def _settings(simulation: Simulation) -> dict[str, object]:
     thread = simulation.queues.thread
 
     def get_stream(device: int) -> Any:
+        simulation.settle()
         return generic_stream(thread.current[simulation.device_index(device)])
 
     def set_stream(stream: Any) -> None:
+        simulation.settle()
         thread.device = stream.device_index
         simulation.switch_to(simulation.queues.by_id(stream.device_index, stream.stream_id))
 

@@ -14,6 +14,8 @@ from crosscurrent.trace.simulate.clock import ISSUE, KERNEL
 from crosscurrent.trace.simulate.memory import UNDETERMINED
 
 if TYPE_CHECKING:
+    from crosscurrent.trace.simulate.autograd import Pass
+    from crosscurrent.trace.simulate.queues import Queue
     from crosscurrent.trace.simulate.simulation import Simulation
 
 HOST = -1
@@ -47,11 +49,12 @@ class SimulatedDispatch(TorchDispatchMode):
         if kwargs is None:
             kwargs = {}
         simulation = self.simulation
-        if plan is not None or simulation.capturing or not simulation.is_active:
+        if plan is not None or simulation.attention:
             return self._special(plan, func, args, kwargs)
         device = self.place(func, args, kwargs)
-        if simulation.observed:
-            simulation.before_call(func, args, kwargs)
+        for tracer in simulation.tracers:
+            if tracer.observers:
+                tracer.before(func, args, kwargs)
         out = func(*args, **kwargs)
         if device != HOST:
             if type(out) is Tensor:
@@ -72,15 +75,48 @@ class SimulatedDispatch(TorchDispatchMode):
 
     def _special(self, plan: Callable[..., Any] | None, func: Any, args: Any, kwargs: Any) -> Any:
         simulation = self.simulation
-        if not simulation.is_active:
-            return func(*args, **kwargs)
-        if simulation.capturing:
-            capture = simulation.current_capture()
-            if capture is not None:
-                return capture.call(plan, func, args, kwargs)
-        if plan is None:
-            return self.run(func, args, kwargs)
-        return plan(self, func, args, kwargs)
+        if simulation.attention:
+            if not simulation.is_active:
+                return func(*args, **kwargs)
+            run = simulation.queues.thread.backward
+            if run is not None:
+                run.settle()
+                if run.sums_on is not None:
+                    return self._sum(run, plan, func, args, kwargs)
+            queue = self._captured_queue(func, args, kwargs)
+            if queue is not None and queue.capture is not None:
+                return queue.capture.call(self, plan, func, args, kwargs, queue)
+        return self.run(func, args, kwargs) if plan is None else plan(self, func, args, kwargs)
+
+    def _sum(self, run: Pass, plan: Callable[..., Any] | None, func: Any, args: Any, kwargs: Any) -> Any:
+        """The engine sums two gradients, between two nodes."""
+        thread = self.simulation.queues.thread
+        outer, device = list(thread.current), thread.device
+        queue = run.sums_on
+        assert queue is not None
+        self.simulation.restore_streams([*outer[: queue.device], queue, *outer[queue.device + 1 :]])
+        try:
+            if queue.capture is not None:
+                return queue.capture.call(self, plan, func, args, kwargs, queue)
+            return self.run(func, args, kwargs) if plan is None else plan(self, func, args, kwargs)
+        finally:
+            self.simulation.restore_streams(outer, device)
+            run.go_on()
+
+    def _captured_queue(self, func: Any, args: Any, kwargs: Any) -> Queue | None:
+        """The stream that a call would be captured on, if any is being captured."""
+        thread = self.simulation.queues.thread
+        if all(queue.capture is None for queue in thread.current):
+            return None
+        wanted = kwargs.get("device")
+        if wanted is not None and wanted.type == "cuda":
+            return thread.current[self.simulation.device_index(wanted)]
+        place = self.place(func, args, kwargs, mixed=True)
+        if place >= 0:
+            return thread.current[place]
+        # What C++ code makes without a word on the device will be used on it.
+        loose = place == UNDETERMINED or (wanted is not None and "pin_memory" not in kwargs)
+        return thread.current[thread.device] if loose else None
 
     def run(self, func: Any, args: Any, kwargs: Any, *, mixed: bool = False) -> Any:
         """Run an op on the device of its tensors; ``mixed`` if tensors of the host may take part."""
@@ -91,8 +127,7 @@ class SimulatedDispatch(TorchDispatchMode):
         """Run an op whose results belong to ``device``; ``shown`` are the kwargs that tracers see."""
         simulation = self.simulation
         seen = kwargs if shown is None else shown
-        if simulation.observed:
-            simulation.before_call(func, args, seen)
+        simulation.before_call(func, args, seen)
         out = func(*args, **kwargs)
         if device != HOST:
             self.tag_results(out, device)

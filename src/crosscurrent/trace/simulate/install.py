@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from crosscurrent.trace.simulate import streams
+from crosscurrent.trace.simulate import generators, graphs, streams
+from crosscurrent.trace.simulate.autograd import Engine
 from crosscurrent.trace.simulate.bindings import DeviceProperties, cuda_bindings
 from crosscurrent.trace.simulate.factories import patch_factories
+from crosscurrent.trace.simulate.storages import storage_methods
 from crosscurrent.trace.simulate.tensors import tensor_methods
 
 if TYPE_CHECKING:
@@ -21,9 +23,18 @@ if TYPE_CHECKING:
 def install(simulation: Simulation, patches: Patches) -> None:
     """Replace everything that the simulation replaces. ``patches`` knows the way back."""
     _install_classes(patches)
-    patches.update(torch._C, cuda_bindings(simulation))
+    bindings = cuda_bindings(simulation)
+    patches.update(torch._C, bindings)
+    for name in ("_cuda_isCurrentStreamCapturing", "_graph_pool_handle"):
+        patches.set(torch.cuda.graphs, name, bindings[name])
+    patches.set(torch.cuda.graph, "default_capture_stream", None)
+    patches.set(torch, "Generator", generators.Generator)
+    patches.set(torch.cuda, "default_generators", simulation.random.defaults)
+    variable = torch.autograd.variable.Variable
+    patches.set(variable, "_execution_engine", Engine(simulation, vars(variable)["_execution_engine"]))
     _install_cuda_module(simulation, patches)
     patches.update(torch.Tensor, tensor_methods(simulation))
+    patches.update(torch.UntypedStorage, storage_methods(simulation))
     patch_factories(simulation, patches)
     _install_threads(simulation, patches)
     _install_parsing(simulation, patches)
@@ -32,6 +43,7 @@ def install(simulation: Simulation, patches: Patches) -> None:
 def _install_classes(patches: Patches) -> None:
     patches.update(torch._C._CudaStreamBase, streams.methods_of(streams.StreamMethods))
     patches.update(torch._C._CudaEventBase, streams.methods_of(streams.EventMethods))
+    patches.update(torch._C._CUDAGraph, streams.methods_of(graphs.GraphMethods))
     # The Python class would make the wait from a record and a wait of its own: one call, one name.
     patches.set(torch.cuda.Stream, "wait_stream", streams.StreamMethods.wait_stream)
     for module in (torch, torch._C):

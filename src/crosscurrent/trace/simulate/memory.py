@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -87,10 +88,20 @@ class Memory:
         self.blocks: dict[int, Block] = {}
         """Keyed by the address of the ``StorageImpl``, which is its identity while it lives."""
         self.devices = [DeviceMemory(capacity) for _ in range(num_devices)]
+        self._counts = True
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Storages tagged meanwhile take no device memory: their content moves elsewhere at once."""
+        self._counts = False
+        try:
+            yield
+        finally:
+            self._counts = True
 
     def tag(self, storage: torch.UntypedStorage, device: int) -> Block:
         """Declare a storage to be memory of ``device``, or ``PINNED``, or ``UNDETERMINED``."""
-        nbytes = storage.nbytes() + _ROUNDING - 1 & -_ROUNDING
+        nbytes = storage.nbytes() + _ROUNDING - 1 & -_ROUNDING if self._counts else 0
         if device >= 0 and nbytes:
             self.devices[device].grow(nbytes, device)
         block = Block(device, nbytes)

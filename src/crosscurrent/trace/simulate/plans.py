@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from crosscurrent.trace.simulate.clock import COPY_BYTES_PER_NANOSECOND, KERNEL
+from crosscurrent.trace.simulate.generators import check_on_host
 from crosscurrent.trace.simulate.memory import PINNED, UNDETERMINED
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ def _mixed(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     device = mode.place(func, args, kwargs, mixed=True)
-    if mode.simulation.observed:
-        mode.simulation.before_call(func, args, kwargs)
+    _check_capture(mode, args[0], args[1], kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+    mode.simulation.before_call(func, args, kwargs)
     out = func(*args, **kwargs)
     _finish_copy(mode, device, func, args, kwargs, out)
     return out
@@ -121,6 +122,22 @@ def _finish_copy(mode: SimulatedDispatch, device: int, func: Any, args: Any, kwa
         simulation.clock.wait_until(simulation.queues.thread.current[devices[0]].free_at)
 
 
+def _check_capture(mode: SimulatedDispatch, target: Tensor, source: Tensor, non_blocking: bool) -> None:
+    """A copy between host and device that makes the host wait cannot be captured."""
+    memory = mode.simulation.memory
+    blocks = memory.block_of(target), memory.block_of(source)
+    places = [HOST if block is None else block.device for block in blocks]
+    if sum(place >= 0 for place in places) == 1:
+        pinned = any(block is not None and block.device == PINNED for block in blocks)
+        _refuse_wait(mode, non_blocking and pinned, _aten.copy_.default)
+
+
+def _refuse_wait(mode: SimulatedDispatch, harmless: bool, func: Any) -> None:
+    capture = mode.simulation.current_capture() if mode.simulation.attention else None
+    if capture is not None and not harmless:
+        capture.refuse(f"{func} that the host waits for")
+
+
 def _to_copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     simulation = mode.simulation
     wanted: torch.device | None = kwargs.get("device")
@@ -130,8 +147,10 @@ def _to_copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     there = HOST if wanted.type == "cpu" else simulation.device_index(wanted)
     if there == HOST and here < 0:
         return mode.run_on(here, func, args, {**kwargs, "device": CPU})
-    if simulation.observed:
-        simulation.before_call(func, args, kwargs)
+    if there == HOST or here < 0:
+        pinned = _is_pinned(mode, func, args, kwargs) or there == HOST
+        _refuse_wait(mode, pinned and kwargs.get("non_blocking", False), func)
+    simulation.before_call(func, args, kwargs)
     out = func(*args, **{**kwargs, "device": CPU, "pin_memory": False})
     if there >= 0:
         mode.tag_results(out, there)
@@ -147,8 +166,7 @@ def _pin_memory(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> A
     place = mode.place(func, args, kwargs)
     if place >= 0 or source.layout != torch.strided:
         raise RuntimeError(f"cannot pin '{source.type()}' only dense CPU tensors can be pinned")
-    if mode.simulation.observed:
-        mode.simulation.before_call(func, args, kwargs)
+    mode.simulation.before_call(func, args, kwargs)
     out = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype)
     out.copy_(source)
     mode.simulation.memory.tag(out.untyped_storage(), PINNED)
@@ -206,14 +224,15 @@ def _factory(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any, *, seed
     if place == PINNED:
         return _pinned_factory(mode, func, args, actual, shown)
     if seeded and place >= 0:
-        with simulation.random_numbers_of(place, func, actual) as actual:
+        with simulation.random.drawing(place, func, actual) as actual:
             return mode.run_on(place, func, args, actual, shown)
+    if seeded:
+        check_on_host(kwargs)
     return mode.run_on(place, func, args, actual, shown)
 
 
 def _pinned_factory(mode: SimulatedDispatch, func: Any, args: Any, actual: Any, shown: Any) -> Any:
-    if mode.simulation.observed:
-        mode.simulation.before_call(func, args, shown)
+    mode.simulation.before_call(func, args, shown)
     out = func(*args, **actual)
     mode.simulation.memory.tag(out.untyped_storage(), PINNED)
     mode.report(HOST, func, args, shown, out)
@@ -223,8 +242,9 @@ def _pinned_factory(mode: SimulatedDispatch, func: Any, args: Any, actual: Any, 
 def _random(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     place = mode.place(func, args, kwargs)
     if place < 0:
+        check_on_host(kwargs)
         return mode.run_on(place, func, args, kwargs)
-    with mode.simulation.random_numbers_of(place, func, kwargs) as actual:
+    with mode.simulation.random.drawing(place, func, kwargs) as actual:
         return mode.run_on(place, func, args, actual, kwargs)
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import threading
 
+from typing import TYPE_CHECKING
+
+from crosscurrent.trace.simulate.autograd import StreamLog
 from crosscurrent.trace.simulate.clock import KERNEL, Clock
+
+if TYPE_CHECKING:
+    from crosscurrent.trace.simulate.autograd import Pass
+    from crosscurrent.trace.simulate.graphs import Capture
 
 POOL_SIZE = 32
 """Queues per device and priority. The 33rd stream shares its queue with the first."""
@@ -23,7 +30,7 @@ class Queue:
         self.stream_id = stream_id
         self.priority = priority
         self.free_at = 0
-        self.capture: object | None = None
+        self.capture: Capture | None = None
 
     @property
     def handle(self) -> int:
@@ -41,6 +48,8 @@ class _PerThread(threading.local):
     def __init__(self, defaults: list[Queue]) -> None:
         self.device = 0
         self.current = list(defaults)
+        self.logs = [StreamLog(queue) for queue in defaults]
+        self.backward: Pass | None = None
 
 
 class Queues:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -16,12 +16,16 @@ from torch.utils import _python_dispatch
 from crosscurrent.trace.records import MemoryKind
 from crosscurrent.trace.simulate.clock import Clock
 from crosscurrent.trace.simulate.dispatch import SimulatedDispatch
+from crosscurrent.trace.simulate.generators import RandomNumbers
 from crosscurrent.trace.simulate.install import install
 from crosscurrent.trace.simulate.memory import DEFAULT_CAPACITY, PINNED, UNDETERMINED, Memory
 from crosscurrent.trace.simulate.patches import Patches
 from crosscurrent.trace.simulate.queues import Queue, Queues
-from crosscurrent.trace.simulate.streams import query_cost
+from crosscurrent.trace.simulate.streams import Event, query_cost
 from crosscurrent.trace.simulate.taps import Taps
+
+if TYPE_CHECKING:
+    from crosscurrent.trace.simulate.graphs import Capture
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +92,13 @@ class Simulation:
         self.queues = Queues(devices)
         self.memory = Memory(devices, capacity)
         self.tracers: list[Taps] = []
-        self.observed = False
         self.is_active = False
-        self.capturing = 0
+        self.attention = 0
+        self.captured_events: dict[int, Capture] = {}
+        self.random = RandomNumbers(devices)
         self.forked = False
         self.environment = Environment(self)
-        self._mode = SimulatedDispatch(self)
+        self.mode = SimulatedDispatch(self)
         self._patches = Patches()
         self._thread: int | None = None
         self._last_poll: tuple[object, int] = (None, 0)
@@ -108,7 +113,7 @@ class Simulation:
         self._thread = threading.get_ident()
         try:
             install(self, self._patches)
-            self._mode.__enter__()
+            self.mode.__enter__()
         except BaseException:
             self._patches.restore()
             raise
@@ -125,7 +130,8 @@ class Simulation:
         global _active
         self._check_leaving()
         self.is_active = False
-        self._mode.__exit__(exc_type, exc_value, traceback)
+        self.attend(+1)  # for good: threads that go on have to notice that it is over
+        self.mode.__exit__(exc_type, exc_value, traceback)
         self._patches.restore()
         _active = None
 
@@ -136,7 +142,7 @@ class Simulation:
             raise RuntimeError("a simulation has to be left by the thread that entered it")
         if self.tracers:
             raise RuntimeError("something still watches this simulation: leave watch() before simulate()")
-        if _python_dispatch._get_current_dispatch_mode() is not self._mode:
+        if _python_dispatch._get_current_dispatch_mode() is not self.mode:
             raise RuntimeError(
                 "simulate() is left before a context that was entered inside it: leave contexts in reverse order"
             )
@@ -145,19 +151,17 @@ class Simulation:
 
     def attach(self, tracer: Taps) -> None:
         """Tell a tracer about everything from now on."""
-        self.tracers.append(tracer)
-        self.observed = True
+        self.tracers = [*self.tracers, tracer]
 
     def detach(self, tracer: Taps) -> None:
         """Tell it nothing any more."""
-        self.tracers.remove(tracer)
-        self.observed = bool(self.tracers)
+        self.tracers = [other for other in self.tracers if other is not tracer]
 
     def before_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let those who want values see them before an op runs."""
         for tracer in self.tracers:
-            for observer in tracer.observers:
-                observer.before_call(func, args, kwargs)
+            if tracer.observers:
+                tracer.before(func, args, kwargs)
 
     # Devices, streams, time
 
@@ -191,7 +195,38 @@ class Simulation:
 
     def switch_to(self, queue: Queue) -> None:
         """Make a queue the current one of its device, for this thread."""
-        self.queues.thread.current[queue.device] = queue
+        thread = self.queues.thread
+        thread.current[queue.device] = queue
+        thread.logs[queue.device].changed(queue)
+
+    def restore_streams(self, current: list[Queue], device: int | None = None) -> None:
+        """Make these the current streams of this thread, one per device, and ``device`` the current one."""
+        thread = self.queues.thread
+        for index, queue in enumerate(current):
+            if thread.current[index] is not queue:
+                self.switch_to(queue)
+        if device is not None:
+            thread.device = device
+
+    def attend(self, change: int) -> None:
+        """Count what needs a closer look at each op: captures, and backward passes on several streams."""
+        self.attention += change
+
+    def settle(self) -> None:
+        """Bring the current stream up to date, in case a node of a backward pass has just begun."""
+        run = self.queues.thread.backward
+        if run is not None:
+            run.settle()
+
+    def record_internal(self, queue: Queue, via: str = "backward") -> Event:
+        """PyTorch itself records an event."""
+        event = Event()
+        event._record_on(queue, via)
+        return event
+
+    def wait_internal(self, event: Event, queue: Queue, via: str = "backward") -> None:
+        """PyTorch itself makes a stream wait for an event."""
+        event._wait_on(queue, via)
 
     def synchronize(self, device: int) -> None:
         """The host waits for a device."""
@@ -212,40 +247,70 @@ class Simulation:
 
     # Capture
 
-    def current_capture(self) -> Any:
+    def current_capture(self) -> Capture | None:
         """The graph that the current stream of this thread is being captured into."""
         thread = self.queues.thread
         return thread.current[thread.device].capture
 
     def refuse_in_capture(self, call: str) -> None:
         """Raise if this thread is capturing a graph, where ``call`` is not allowed."""
-        if self.capturing and self.current_capture() is not None:
-            raise torch.AcceleratorError(f"CUDA error: operation not permitted when stream is capturing ({call})")
-
-    def capture_record(self, queue: Queue, key: int) -> None:
-        """An event was recorded inside a capture."""
+        if self.attention:
+            for queue in self.queues.thread.current:
+                if queue.capture is not None:
+                    queue.capture.refuse(call)
 
     def not_captured(self, key: int) -> None:
         """An event was recorded outside of any capture."""
+        if self.captured_events:
+            self.captured_events.pop(key, None)
+        for capture in self._captures():
+            capture.forget(key)
 
     def capture_wait(self, queue: Queue, key: int) -> bool:
         """Whether a wait belongs to a capture, which then has handled it."""
+        for capture in self._captures():
+            if capture.knows(key):
+                capture.wait(queue, key)
+                return True
+        if key in self.captured_events:
+            raise torch.AcceleratorError(
+                "CUDA error: operation not permitted on an event last recorded in a capturing stream"
+            )
+        if queue.capture is not None:
+            queue.capture.invalid = True
+            raise torch.AcceleratorError(
+                "CUDA error: dependency created on uncaptured work in another stream: the event was recorded "
+                "outside of the capture"
+            )
         return False
 
-    # Threads and random numbers
+    def _captures(self) -> Iterable[Capture]:
+        if not self.attention:
+            return ()
+        return {q.capture for d in range(self.num_devices) for q in self.queues.of_device(d) if q.capture is not None}
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Tell tracers nothing meanwhile, and let no time pass."""
+        tracers, now = self.tracers, self.clock.now
+        times = [(queue, queue.free_at) for queue in self.queues.thread.current]
+        self.tracers = []
+        try:
+            yield
+        finally:
+            self.tracers, self.clock.now = tracers, now
+            for queue, free_at in times:
+                queue.free_at = free_at
+
+    # Threads
 
     def run_thread(self, run: Any) -> None:
         """Run a new thread's work under the simulation."""
-        _python_dispatch._push_mode(self._mode)
+        _python_dispatch._push_mode(self.mode)
         try:
             run()
         finally:
             _python_dispatch._pop_mode()
-
-    @contextmanager
-    def random_numbers_of(self, device: int, func: Any, kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Let an op draw from a device's generator instead of the one of the CPU."""
-        yield kwargs
 
 
 def _refuse_real_cuda() -> None:

@@ -118,6 +118,10 @@ class StreamMethods:
         event.record(self)
         return event
 
+    def is_capturing(self) -> bool:
+        """Whether a graph is being captured from this stream."""
+        return self._queue.capture is not None
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, torch.Stream) and other._queue is self._queue  # type: ignore[attr-defined]
 
@@ -129,6 +133,7 @@ class StreamMethods:
 
     def __enter__(self) -> Any:
         simulation = running()
+        simulation.settle()
         thread = simulation.queues.thread
         outer = self.__dict__.setdefault("_outer", [])
         outer.append((thread.device, thread.current[self._queue.device]))
@@ -209,7 +214,7 @@ class EventMethods:
         self._done_at = max(queue.free_at, simulation.clock.now)
         capture = queue.capture
         if capture is not None:
-            simulation.capture_record(queue, self._key)
+            capture.record(queue, self._key)
             return
         simulation.not_captured(self._key)
         for tracer in simulation.tracers:
@@ -327,7 +332,9 @@ def _new_event(simulation: Simulation) -> EventMethods:
 
 def _queue_or_current(stream: Any) -> Queue:
     if stream is None:
-        thread = running().queues.thread
+        simulation = running()
+        simulation.settle()
+        thread = simulation.queues.thread
         return thread.current[thread.device]
     if not isinstance(stream, torch.Stream):
         raise TypeError(f"expected a torch.cuda.Stream or torch.Stream, got {type(stream).__name__}")

@@ -8,20 +8,16 @@ from typing import Any, Protocol
 import torch
 
 
-class CallObserver(Protocol):
-    """Wants to see the values of a call before it runs."""
-
-    def before_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """``func`` is about to run."""
-        ...
-
-
 class Taps(Protocol):
     """A tracer, as a simulation sees it. Streams are (device index, stream id)."""
 
     @property
-    def observers(self) -> Sequence[CallObserver]:
-        """Called before each op; usually empty."""
+    def observers(self) -> Sequence[object]:
+        """Who wants to see values; usually nobody."""
+        ...
+
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An op is about to run. Called only while there are observers."""
         ...
 
     def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:

@@ -1,0 +1,159 @@
+"""``Report``: everything that a report shows. Whoever has a verdict fills one in; all renderers read it.
+
+``check`` and ``watch``, ``verify`` and ``stress`` make one each; the terminal, the HTML page and the
+Perfetto trace are functions of it. Nothing here runs a program or touches a tensor.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from crosscurrent.races.detector import HostWaitCount, UnknownCount
+from crosscurrent.races.findings import Finding
+from crosscurrent.report.costs import Rates
+from crosscurrent.trace.records import Record, Site, TraceInfo
+
+if TYPE_CHECKING:
+    from crosscurrent.report.overlap import Overlap
+
+
+class Verdict(Enum):
+    """What was found out. Only the first is good news."""
+
+    RACE_FREE = "no race"
+    RACES = "races"
+    FAILED = "failed"
+    """Something else than a race is wrong: a layer of ``verify``, a mutant that survived."""
+
+    NO_VERDICT = "no verdict"
+    """Nothing bad was found, but not everything could be looked at."""
+
+
+class Need(Enum):
+    """What happens to a trace without one sync edge."""
+
+    NECESSARY = "necessary"
+    REDUNDANT = "redundant"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeAdvice:
+    """One sync call of the program, and whether it is needed."""
+
+    call: str
+    """What was called: ``wait_event``, ``synchronize``, ..."""
+
+    site: Site
+    need: Need
+    text: str
+    """Which race it keeps away; or what leaving it out would save."""
+
+    times: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A table of its own: the layers of ``verify``, the mutants of ``stress``.
+
+    ``good`` says of each row whether it is good news, bad news, or neither (None).
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    good: tuple[bool | None, ...] = ()
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"every row of {self.title!r} needs {len(self.columns)} cells")
+        if self.good and len(self.good) != len(self.rows):
+            raise ValueError(f"{self.title!r} has {len(self.rows)} rows, and {len(self.good)} of them judged")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What was run, what was found, and the trace it was found in."""
+
+    title: str
+    """What was looked at: a script and its arguments, the name of a test."""
+
+    verdict: Verdict
+    summary: str = ""
+    """One sentence to stand beside the verdict. Made from the findings if empty."""
+
+    findings: tuple[Finding, ...] = ()
+    host_waits: tuple[HostWaitCount, ...] = ()
+    unknown: tuple[UnknownCount, ...] = ()
+    advice: tuple[EdgeAdvice, ...] = ()
+    advice_given: bool = True
+    """False: nobody asked which edges are needed, which is not the same as that none is."""
+
+    sections: tuple[Section, ...] = ()
+    info: TraceInfo = field(default_factory=lambda: TraceInfo([], []))
+    records: Sequence[Record] = ()
+    """The whole trace, where it was kept. Without it, there is no timeline."""
+
+    overlap: Overlap | None = None
+    rates: Rates = field(default_factory=Rates)
+    """The model clock by which the timeline is drawn."""
+
+    simulated: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+    command: str = ""
+    """The command that gives this report again."""
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words."""
+        count = len(self.findings)
+        if self.verdict is Verdict.RACES or count:
+            return "1 race" if count == 1 else f"{count} races"
+        return {
+            Verdict.RACE_FREE: "No race",
+            Verdict.FAILED: "Failed",
+            Verdict.NO_VERDICT: "No verdict",
+        }[self.verdict]
+
+    @property
+    def sentence(self) -> str:
+        """What the verdict means, and what it does not."""
+        if self.summary:
+            return self.summary
+        if self.findings:
+            pairs = sum(finding.count for finding in self.findings)
+            edges = (
+                "1 sync edge is missing"
+                if len(self.findings) == 1
+                else f"{len(self.findings)} sync edges are missing"
+            )
+            return f"{edges}: {pairs} pair{'s' * (pairs != 1)} of operations may run in either order."
+        if self.verdict is Verdict.RACE_FREE:
+            return "Every schedule that the sync edges of this run allow gives the same bits."
+        if self.unknown:
+            return "Nothing bad was found, but some calls could not be understood; they are listed below."
+        return ""
+
+
+def environment(*, simulated: bool) -> tuple[tuple[str, str], ...]:
+    """The versions and the machine that a verdict was found with."""
+    import torch
+
+    from crosscurrent import __version__
+
+    device = "simulated"
+    if not simulated:
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return (
+        ("crosscurrent", __version__),
+        ("torch", torch.__version__),
+        ("CUDA", str(torch.version.cuda or "not built in")),
+        ("device", device),
+        ("Python", sys.version.split()[0]),
+        ("platform", platform.platform()),
+    )

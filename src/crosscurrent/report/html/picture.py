@@ -1,0 +1,336 @@
+"""The lanes around a race, drawn: time runs downwards, one column a lane.
+
+What is shown is chosen from the trace: the two accesses, the sync calls that might have ordered them,
+what else touched the same memory in between, and the nearest neighbours. Rows that are left out are
+counted where they are missing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from crosscurrent.races.causes import RaceKind
+from crosscurrent.races.findings import Finding
+from crosscurrent.report.html.markup import Markup, element, joined
+from crosscurrent.report.source import short_op, short_place
+from crosscurrent.trace.records import (
+    HOST,
+    Alloc,
+    Free,
+    HostWait,
+    Op,
+    Record,
+    RecordEvent,
+    Site,
+    TraceInfo,
+    WaitEvent,
+)
+
+ROWS = 14
+"""Records drawn for one finding, at most."""
+
+LANES = 4
+"""Columns drawn for one finding, at most."""
+
+SEARCH = 4_000
+"""Records looked at on either side of a race for something worth drawing."""
+
+COLUMN, ROW, TOP, GAP, BOX = 148, 50, 44, 26, 36
+
+
+@dataclass(slots=True)
+class _Row:
+    """One record, or (``record`` None) a number of records that are left out."""
+
+    record: Record | None
+    lane: int = HOST
+    title: str = ""
+    detail: str = ""
+    kind: str = "op"
+    skipped: int = 0
+    y: int = 0
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """The records to draw, the most important first."""
+
+    indices: dict[int, None] = field(default_factory=dict)
+
+    def take(self, record: Record | None) -> None:
+        if record is not None and len(self.indices) < ROWS:
+            self.indices[record.index] = None
+
+
+def picture(finding: Finding, records: Sequence[Record], info: TraceInfo) -> Markup:
+    """The drawing for one finding, as SVG."""
+    rows = _rows(finding, records, info)
+    lanes = sorted({row.lane for row in rows if row.record is not None})
+    names = {finding.first.lane_index: finding.first.lane, finding.second.lane_index: finding.second.lane}
+    for lane in info.lanes:
+        names.setdefault(lane.index, lane.name)
+    column = {lane: 10 + COLUMN // 2 + i * COLUMN for i, lane in enumerate(lanes)}
+    y = TOP
+    for row in rows:
+        step = ROW if row.record is not None else GAP
+        row.y = y + step // 2
+        y += step
+    width, height = 20 + COLUMN * len(lanes), y + 8
+    racing = (finding.first.lane_index, finding.second.lane_index)
+    return element(
+        "svg",
+        [_lane(column[lane], names.get(lane, f"lane {lane}"), height, lane in racing) for lane in lanes],
+        _edges(rows, column),
+        [_draw(row, column) for row in rows],
+        _missing(finding, rows, column),
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        height=height,
+        role="img",
+        aria_label=finding.missing,
+        class_="lanes",
+    )
+
+
+def _rows(finding: Finding, records: Sequence[Record], info: TraceInfo) -> list[_Row]:
+    first, second = finding.first.index, finding.second.index
+    ends = (_at(records, first), _at(records, second))
+    if ends[0] is None or ends[1] is None:
+        return [
+            _row(Op(side.index, side.lane_index, side.op, -1, ()), finding, info)
+            for side in (finding.first, finding.second)
+        ]
+    chosen = _choose(finding, records)
+    indices = sorted(chosen.indices)
+    lanes = {finding.first.lane_index, finding.second.lane_index}
+    rows: list[_Row] = []
+    previous = None
+    for index in indices:
+        record = _at(records, index)
+        assert record is not None
+        row = _row(record, finding, info)
+        if row.lane not in lanes:
+            if len(lanes) == LANES:
+                continue
+            lanes.add(row.lane)
+        if previous is not None and (skipped := _between(records, previous, index)):
+            rows.append(_Row(None, skipped=skipped))
+        rows.append(row)
+        previous = index
+    return rows
+
+
+def _choose(finding: Finding, records: Sequence[Record]) -> _Chosen:
+    """What to draw: the pair, then what bears on its order, then what lies near."""
+    first, second = finding.first, finding.second
+    start, stop = _position(records, first.index), _position(records, second.index)
+    chosen = _Chosen()
+    chosen.take(records[start])
+    chosen.take(records[stop])
+    recordings = {
+        record.event: record
+        for record in records[max(0, start - SEARCH) : stop]
+        if isinstance(record, RecordEvent)
+    }
+    if finding.kind is RaceKind.REUSE:
+        blocks = {first.block: Free, second.block: Alloc}
+        for record in records[start:stop]:
+            if isinstance(record, Free | Alloc) and isinstance(record, blocks.get(record.block, ())):
+                chosen.take(record)
+    waits = 0
+    for record in reversed(records[max(0, start - SEARCH) : stop]):
+        if not _is_wait(record, second.lane_index):
+            continue
+        source = recordings.get(record.event) if record.event is not None else None  # type: ignore[union-attr]
+        between = record.index > first.index
+        if between or (source is not None and source.lane == first.lane_index):
+            chosen.take(record)
+            chosen.take(source)
+            waits += 1
+        if waits == 3 or (waits and not between):
+            break
+    for record in records[start + 1 : min(stop, start + SEARCH)]:
+        # An event that does cover the first access, and that nobody waits for, is half of the fix.
+        if isinstance(record, RecordEvent) and record.lane == first.lane_index:
+            chosen.take(record)
+            break
+    touching = [
+        record
+        for record in records[start + 1 : min(stop, start + SEARCH)]
+        if isinstance(record, Op) and any(access.block == first.block for access in record.accesses)
+    ]
+    for record in touching[:1] + touching[-1:]:
+        chosen.take(record)
+    # The edges that do exist: what the two accesses themselves were made to wait for last.
+    for side, position in ((first, start), (second, stop)):
+        for record in reversed(records[max(0, position - SEARCH) : position]):
+            if isinstance(record, WaitEvent) and record.lane == side.lane_index:
+                chosen.take(recordings.get(record.event))
+                chosen.take(record)
+                break
+    for record in _neighbours(finding, records, start, stop):
+        chosen.take(record)
+    return chosen
+
+
+def _neighbours(finding: Finding, records: Sequence[Record], start: int, stop: int) -> Iterator[Record]:
+    """The nearest operations of the two lanes, before, between and after the pair."""
+    lanes = (finding.first.lane_index, finding.second.lane_index)
+
+    def near(positions: range, lane: int) -> Iterator[Record]:
+        for position in positions:
+            record = records[position]
+            if isinstance(record, Op) and record.lane == lane and record.accesses:
+                yield record
+                return
+
+    yield from near(range(start - 1, max(-1, start - 1 - SEARCH), -1), lanes[0])
+    yield from near(range(start + 1, min(stop, start + SEARCH)), lanes[0])
+    yield from near(range(stop - 1, max(start, stop - SEARCH), -1), lanes[1])
+    yield from near(range(stop + 1, min(len(records), stop + SEARCH)), lanes[1])
+
+
+def _is_wait(record: Record, lane: int) -> bool:
+    if isinstance(record, WaitEvent):
+        return record.lane == lane
+    return isinstance(record, HostWait) and (record.event is not None or bool(record.lanes))
+
+
+def _row(record: Record, finding: Finding, info: TraceInfo) -> _Row:
+    for side in (finding.first, finding.second):
+        if record.index == side.index:
+            does = "writes" if side.write else "reads"
+            detail = f"{does}, {short_place(side.site)}"
+            return _Row(record, side.lane_index, short_op(side.op), detail, "racing")
+    where = short_place(_site(record, info))
+    match record:
+        case Op(lane=lane, name=name):
+            return _Row(record, lane, short_op(name), where)
+        case RecordEvent(lane=lane, via=via):
+            return _Row(record, lane, "record" if via == "record" else via, where, "sync")
+        case WaitEvent(lane=lane, via=via):
+            return _Row(record, lane, via, where, "sync")
+        case HostWait(kind=kind):
+            return _Row(record, HOST, kind, where, "sync")
+        case Alloc(lane=lane):
+            return _Row(record, lane, "allocated", where, "memory")
+        case Free():
+            return _Row(record, HOST, "freed", where, "memory")
+    raise AssertionError(f"{record} is never drawn")
+
+
+def _site(record: Record, info: TraceInfo) -> Site:
+    number = getattr(record, "site", -1)
+    return info.sites[number] if 0 <= number < len(info.sites) else Site("?", 0, "?")
+
+
+def _lane(x: int, name: str, height: int, racing: bool) -> Markup:
+    return element(
+        "g",
+        element("line", x1=x, y1=34, x2=x, y2=height - 4, class_="lifeline"),
+        element("rect", x=x - COLUMN // 2 + 6, y=4, width=COLUMN - 12, height=28, rx=14, class_="head"),
+        element("text", _cut(name, 18), x=x, y=23, class_="lane-name"),
+        class_="lane racing" if racing else "lane",
+    )
+
+
+def _draw(row: _Row, column: dict[int, int]) -> Markup:
+    if row.record is None:
+        noun = "record" if row.skipped == 1 else "records"
+        x = min(column.values())
+        return element(
+            "g",
+            element("rect", x=x - COLUMN // 2 + 4, y=row.y - 9, width=COLUMN - 8, height=18),
+            element("text", f"{row.skipped:,} {noun} not shown", x=x, y=row.y + 4),
+            class_="gap",
+        )
+    x = column[row.lane]
+    half = COLUMN // 2 - 8
+    if row.kind == "sync":
+        return element(
+            "g",
+            element("rect", x=x - half, y=row.y - 15, width=2 * half, height=30, rx=15, class_="back"),
+            element("circle", cx=x - half + 14, cy=row.y, r=4),
+            element("text", _cut(row.title, 14), x=x - half + 24, y=row.y - 2, class_="title start"),
+            element("text", _cut(row.detail, 17), x=x - half + 24, y=row.y + 10, class_="detail start"),
+            class_="sync",
+        )
+    return element(
+        "g",
+        element("rect", x=x - half, y=row.y - BOX // 2, width=2 * half, height=BOX, rx=6, class_="back"),
+        element("text", _cut(row.title, 16), x=x, y=row.y - 2, class_="title"),
+        element("text", _cut(row.detail, 21), x=x, y=row.y + 12, class_="detail"),
+        class_=row.kind,
+    )
+
+
+def _edges(rows: Sequence[_Row], column: dict[int, int]) -> Markup:
+    """Arrows from where an event was recorded to where it was waited for, if both are drawn."""
+    drawn = {row.record.event: row for row in rows if isinstance(row.record, RecordEvent)}
+    arrows: list[Markup] = []
+    for row in rows:
+        wait = row.record
+        if isinstance(wait, WaitEvent | HostWait) and wait.event in drawn:
+            arrows.append(_arrow(drawn[wait.event], row, column, "edge"))
+        elif isinstance(wait, HostWait) and wait.event is None:
+            for lane in wait.lanes:
+                before = [
+                    other
+                    for other in rows
+                    if other.record is not None and other.lane == lane and other.y < row.y
+                ]
+                if before:
+                    arrows.append(_arrow(before[-1], row, column, "edge"))
+    return joined(arrows)
+
+
+def _missing(finding: Finding, rows: Sequence[_Row], column: dict[int, int]) -> Markup:
+    ends = {row.record.index: row for row in rows if row.record is not None}
+    first, second = ends[finding.first.index], ends[finding.second.index]
+    return _arrow(first, second, column, "missing")
+
+
+def _arrow(source: _Row, target: _Row, column: dict[int, int], kind: str) -> Markup:
+    half = COLUMN // 2 - 8
+    x1, x2 = column[source.lane], column[target.lane]
+    if x1 == x2:  # two queues of one name cannot be; a wait drawn on its own lane can
+        out = x1 + half
+        path = f"M{out},{source.y} C{out + 26},{source.y} {out + 26},{target.y} {out + 7},{target.y}"
+        tip, point = out + 1, -1
+    else:
+        right = 1 if x2 > x1 else -1
+        out, into = x1 + right * half, x2 - right * half
+        bend = max(18, abs(into - out) // 2)
+        path = (
+            f"M{out},{source.y} C{out + right * bend},{source.y} "
+            f"{into - right * bend},{target.y} {into - right * 7},{target.y}"
+        )
+        tip, point = into - right, right
+    head = f"M{tip},{target.y} l{-8 * point},-4.5 v9 z"
+    return element(
+        "g", element("path", d=path), element("path", d=head, class_="tip"), class_=f"arrow {kind}"
+    )
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "\u2026"
+
+
+def _position(records: Sequence[Record], index: int) -> int:
+    if index < len(records) and records[index].index == index:
+        return index
+    return bisect_left(records, index, key=lambda record: record.index)
+
+
+def _at(records: Sequence[Record], index: int) -> Record | None:
+    position = _position(records, index)
+    if 0 <= position < len(records) and records[position].index == index:
+        return records[position]
+    return None
+
+
+def _between(records: Sequence[Record], start: int, stop: int) -> int:
+    """How many records lie between two that are drawn."""
+    return _position(records, stop) - _position(records, start) - 1

@@ -1,4 +1,4 @@
-"""Puts this folder's helper modules, ``race_programs`` and ``race_oracle``, within reach of its tests."""
+"""Puts this folder's helper modules, ``race_programs`` and its like, within reach of its tests."""
 
 from __future__ import annotations
 

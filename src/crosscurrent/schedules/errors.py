@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from crosscurrent.errors import CrosscurrentError
 
-class ReplayError(ValueError):
+
+class ReplayError(CrosscurrentError, ValueError):
     """A program or a schedule that cannot be run."""
 
 

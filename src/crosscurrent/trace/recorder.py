@@ -105,6 +105,8 @@ class Recorder:
         self._closed = False
         self.site = -1
         """The call site of the call that is being turned into records."""
+        self.in_call = False
+        """Whether records come from a call that observers are told of."""
 
     def close(self) -> None:
         """The watch is over: report the last frees, and follow nothing any more."""
@@ -113,6 +115,12 @@ class Recorder:
             self._closed = True
             self._blocks.clear()
             self._dead.clear()
+
+    def add_sink(self, sink: Callable[[Record], None]) -> None:
+        """Hand records to one more sink from now on."""
+        with self._lock:
+            self._sinks = (*self._sinks, sink)
+            self._sink = self._to_all
 
     def put(self, kind: Callable[..., Record], *fields: Any) -> int:
         """Hand out one record; returns its index."""

@@ -96,10 +96,12 @@ class Tracer(Recorder):
             self._to_all(record)
 
         sink, self._sink = self._sink, collect
+        self.in_call = True
         try:
             self._special(sign, func, args, kwargs, out)
         finally:
             self._sink = sink
+            self.in_call = False
         for observer in self.observers:
             observer.after_call(collected, func, args, kwargs, out)
 

@@ -70,7 +70,7 @@ def make_models(case: Case) -> tuple[Transformer, Head]:
     )
     gpt = Transformer(config)
     head = Head(config, gpt) if case.tie_embeddings else Head(config)
-    for parameter in {*gpt.parameters(), *head.parameters()}:
+    for parameter in dict.fromkeys([*gpt.parameters(), *head.parameters()]):
         # Larger than a training run would start with, so that no part of the gradient drowns in another.
         torch.nn.init.normal_(parameter, std=0.5)
     return gpt.double(), head.double()

@@ -152,8 +152,8 @@ def parser() -> ArgumentParser:
 
 def run(arguments: Namespace) -> int:
     """Train, or with ``--dry_run`` say what training would take."""
-    arguments = parser().instantiate(arguments)
     with as_wrong_use():
+        arguments = parser().instantiate(arguments)
         config = _config(arguments)
         corpus = read_corpus([Path(name) for name in arguments.text])
         _check(arguments)
@@ -231,6 +231,8 @@ def _train(trainer: Trainer, saving: Saving, steps: int, device: torch.device) -
         while trainer.step < steps and stop.received is None:
             try:
                 report = trainer.take_step()
+            except ValueError as error:  # the model refuses the batch before anything is computed
+                raise WrongUseError(str(error)) from error
             except (NotFiniteError, torch.OutOfMemoryError) as error:
                 saving.save(trainer)
                 raise CommandError(str(error)) from error
@@ -280,5 +282,15 @@ def _conclude(reports: list[StepReport], saving: Saving, steps: int, *, stopped:
 
 
 def _dry_run(config: TrainConfig) -> int:
-    build_model(config)
-    raise NotImplementedError
+    model = build_model(config)
+    budget = model.pinned_budget(batch_size=config.run.batch_size, sequence_length=config.run.sequence_length)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    console = output()
+    console.print(f"{parameters:,} parameters, {trained:,} of them trained, on {config.device.type}")
+    console.print(
+        f"CPU memory for the checkpoints of {config.run.batch_size} x {config.run.sequence_length} tokens:"
+    )
+    for name, size in budget.rows():
+        console.print(f"  {name:<30} {size:>16,} bytes")
+    return ExitCode.GOOD

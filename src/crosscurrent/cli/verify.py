@@ -42,6 +42,7 @@ def parser() -> ArgumentParser:
 def run(arguments: Namespace) -> int:
     """Ask every layer of every scenario, and show what they said."""
     from crosscurrent.suite import LAYERS, scenarios, verification
+    from crosscurrent.suite.layer import Verdict
 
     by_name = {layer.name: layer for layer in LAYERS}
     if unknown := [name for name in arguments.layers if name not in by_name]:
@@ -62,9 +63,9 @@ def run(arguments: Namespace) -> int:
     if report is not None:
         write_json(report, _as_json(results, cuda, verdict.value))
     return {
-        verification.Verdict.HELD: ExitCode.GOOD,
-        verification.Verdict.FAILED: ExitCode.BAD,
-        verification.Verdict.NOT_RUN: ExitCode.NO_VERDICT,
+        Verdict.HELD: ExitCode.GOOD,
+        Verdict.FAILED: ExitCode.BAD,
+        Verdict.NOT_RUN: ExitCode.NO_VERDICT,
     }[verdict]
 
 
@@ -77,7 +78,7 @@ def _show(results: list[Result], cuda: Cuda) -> None:
     for column in ("layer", "scenario", "verdict"):
         table.add_column(column, no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("what was seen")
+    table.add_column("what was seen", overflow="fold")
     for result in results:
         verdict = result.outcome.verdict
         table.add_row(

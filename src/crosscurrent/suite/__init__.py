@@ -1,8 +1,11 @@
 """The layered verification of the long-context gradient."""
 
+from crosscurrent.suite.contracts import Contracts
+from crosscurrent.suite.exactness import Exactness
 from crosscurrent.suite.layer import Layer
+from crosscurrent.suite.parity import Parity
 from crosscurrent.suite.scenario import scenarios
 
-LAYERS: tuple[Layer, ...] = ()
+LAYERS: tuple[Layer, ...] = (Contracts(), Exactness(), Parity())
 
 __all__ = ["LAYERS", "Layer", "scenarios"]

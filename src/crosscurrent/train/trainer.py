@@ -45,7 +45,7 @@ class Trainer:
         optimizer: OptimizerArgs,
         device: torch.device,
     ) -> None:
-        """Start before the first step. ``model(input_ids, targets)`` gives the loss."""
+        """Start before the first step. ``model(input_ids, targets)`` gives the loss of ids in CPU memory."""
         self.step = 0
         self._model = model
         self._corpus = corpus
@@ -69,7 +69,7 @@ class Trainer:
             length=self._run.sequence_length,
         )
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self._model(batch.input_ids_BT.to(self._device), batch.targets_BT.to(self._device))
+        loss = self._model(batch.input_ids_BT, batch.targets_BT)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self._parameters, self._optimizer_args.max_grad_norm)
         loss_value, norm_value = torch.stack([loss.detach().double(), norm.double()]).tolist()

@@ -1,0 +1,125 @@
+"""The small model, the batches and the measurement that the layers share.
+
+Everything is unequal on purpose: rows of two layers and of one, caches of different length, a last
+chunk that is shorter than the others, batches of different length, targets shorter than their inputs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crosscurrent.gradient.args import GradientArgs
+from crosscurrent.gradient.long_context import LongContextGradientModel
+from crosscurrent.kvcache.names import BufferKind, CacheConfig, PolicyKind
+from crosscurrent.kvcache.replay_log import ReplayLog
+from crosscurrent.model.config import ModelConfig
+from crosscurrent.model.transformer import Head, Transformer
+from crosscurrent.suite.scenario import Scenario
+
+MODEL = ModelConfig(vocab_size=48, num_layers=3, embed_size=32, num_heads=4, num_groups=2)
+BATCH_SIZE = 2
+LENGTHS = (75, 50)
+"""Tokens of the two batches."""
+CACHE_LENGTHS = (16, 20, 16)
+"""For each layer: a batch is several caches long."""
+DENSE_CACHE_LENGTHS = (76, 80, 76)
+GRACE_PERIOD = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """What the gradient of one batch came out as."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    replay_log: ReplayLog
+
+
+def cache_config(scenario: Scenario, *, quantized: bool = False) -> CacheConfig:
+    """The caches of a scenario; ``quantized``: their entries, too, are stored with its quantizer."""
+    policy = PolicyKind(scenario.policy)
+    return CacheConfig(
+        policy=policy,
+        buffer=BufferKind.parse(scenario.quantizer) if quantized else BufferKind.DEFAULT,
+        cache_length=DENSE_CACHE_LENGTHS if policy is PolicyKind.DENSE else CACHE_LENGTHS,
+        grace_period=GRACE_PERIOD if policy is PolicyKind.H2O else 0,
+    )
+
+
+def gradient_args(
+    *,
+    layer_inputs: str = "default",
+    kv_checkpoints: str = "default",
+    pinned: bool = False,
+    flag: bool = False,
+) -> GradientArgs:
+    """How the lattice is cut, with the quantizers of both kinds of checkpoints."""
+    return GradientArgs(
+        layers_per_cell=2,
+        chunk_size=6,
+        layercp_qname=layer_inputs,
+        cachecp_qname=kv_checkpoints,
+        layercp_pin_memory=pinned,
+        cachecp_pin_memory=pinned,
+        async_cpu_transfer=flag,
+    )
+
+
+def make_parts(*, dtype: torch.dtype, device: str) -> tuple[Transformer, Head]:
+    """The model and its head; always the same parameters."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model, head = Transformer(MODEL), Head(MODEL)
+        # The usual small initial values make attention uniform, which would hide much: use larger ones.
+        with torch.no_grad():
+            for parameter in (*model.parameters(), *head.parameters()):
+                parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    return model.to(device, dtype), head.to(device, dtype)
+
+
+def make_batches() -> list[tuple[Tensor, Tensor]]:
+    """Token ids and targets, in CPU memory; always the same."""
+    draw = torch.Generator().manual_seed(1)
+    batches = []
+    for length in LENGTHS:
+        ids = torch.randint(0, MODEL.vocab_size, (BATCH_SIZE, length), generator=draw)
+        targets = torch.randint(0, MODEL.vocab_size, (BATCH_SIZE, length - 3), generator=draw)
+        batches.append((ids, targets))
+    return batches
+
+
+def measure(model: LongContextGradientModel, batches: Sequence[tuple[Tensor, Tensor]]) -> list[Measurement]:
+    """Loss, gradients and replay log of one batch after the other, from the same model."""
+    measured = []
+    for ids, targets in batches:
+        model.zero_grad(set_to_none=True)
+        loss = model(ids, targets)
+        loss.backward()
+        gradients = {
+            name: parameter.grad.detach().cpu()
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        measured.append(
+            Measurement(loss=loss.detach().cpu(), gradients=gradients, replay_log=model.replay_log())
+        )
+    return measured
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Only kernels that give the same bits each time: on a GPU some add with atomics otherwise."""
+    # cuBLAS reads this when it is first used. Without it PyTorch refuses to call it deterministically.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

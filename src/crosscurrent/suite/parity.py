@@ -1,0 +1,73 @@
+"""The parity layer: moving checkpoints asynchronously changes no bit of any result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from crosscurrent.gradient.args import GradientArgs
+from crosscurrent.gradient.long_context import LongContextGradientModel
+from crosscurrent.suite.experiment import (
+    Measurement,
+    cache_config,
+    deterministic,
+    gradient_args,
+    make_batches,
+    make_parts,
+    measure,
+)
+from crosscurrent.suite.layer import Outcome
+from crosscurrent.suite.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Two batches with the flag off and on; the scenario's quantizer first stores KV checkpoints, then
+    layer inputs."""
+
+    name: str = "parity"
+    claim: str = "with async_cpu_transfer off and on, losses, gradients and replay logs are the same bits"
+    needs_cuda: bool = True
+
+    def check(self, scenario: Scenario) -> Outcome:
+        """Compare to the bit."""
+        compared = 0
+        for what in ("kv_checkpoints", "layer_inputs"):
+            off, on = (self._measure(scenario, _args(scenario, what, flag=flag)) for flag in (False, True))
+            if difference := first_difference(off, on):
+                return Outcome.failed(f"{scenario.quantizer} {what}: {difference}")
+            compared += sum(len(measurement.gradients) for measurement in on)
+        return Outcome.held(f"{compared} gradients, all bits the same")
+
+    def _measure(self, scenario: Scenario, grad: GradientArgs) -> list[Measurement]:
+        with deterministic():
+            model = LongContextGradientModel(
+                *make_parts(dtype=torch.float32, device="cuda"), cache=cache_config(scenario), grad=grad
+            )
+            return measure(model, make_batches())
+
+
+def _args(scenario: Scenario, what: str, *, flag: bool) -> GradientArgs:
+    if what == "kv_checkpoints":
+        return gradient_args(kv_checkpoints=scenario.quantizer, pinned=True, flag=flag)
+    return gradient_args(layer_inputs=scenario.quantizer, pinned=True, flag=flag)
+
+
+def first_difference(off: list[Measurement], on: list[Measurement]) -> str | None:
+    """What differs first, or is not a number; None if nothing is."""
+    for index, (one, other) in enumerate(zip(off, on, strict=True)):
+        if one.gradients.keys() != other.gradients.keys():
+            odd = sorted(one.gradients.keys() ^ other.gradients.keys())
+            return f"batch {index}: only one side has a gradient of {', '.join(odd)}"
+        pairs = {"loss": (one.loss, other.loss)}
+        pairs |= {name: (one.gradients[name], other.gradients[name]) for name in one.gradients}
+        for name, (a, b) in pairs.items():
+            if not (a.isfinite().all() and b.isfinite().all()):
+                return f"batch {index}: {name} is not finite"
+            if not torch.equal(a, b):
+                count = int((a != b).sum())
+                return f"batch {index}: {name} differs in {count} of {a.numel()} values"
+        if not one.replay_log.same_as(other.replay_log):
+            return f"batch {index}: the replay logs differ"
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from crosscurrent.gradient import GradientArgs, LongContextGradientModel
 from crosscurrent.kvcache.names import CacheConfig
 from crosscurrent.model.config import ModelConfig
 from crosscurrent.model.transformer import Head, Transformer
+from crosscurrent.trace.simulate import simulate
 
 VOCABULARY = 13
 
@@ -72,3 +73,13 @@ def batch_fixture() -> Callable[..., tuple[Tensor, Tensor]]:
 @pytest.fixture(name="grads")
 def grads_fixture() -> Callable[[torch.nn.Module], dict[str, Tensor]]:
     return grads
+
+
+@pytest.fixture
+def cuda() -> Iterator[torch.device]:
+    """A CUDA device: a real one, or a simulated one where there is none."""
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+        return
+    with simulate():
+        yield torch.device("cuda")

@@ -24,6 +24,7 @@ CPU = torch.device("cpu")
 EXPLICIT_CPU = torch.device("cpu", 0)
 """How a copy to the host is asked for. Plain ``cpu`` is what C++ code says when it means "no change"."""
 
+WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _aten = torch.ops.aten
 _RUNS_ON_BOTH = {
     "copy_",
@@ -68,6 +69,8 @@ def plan_for(func: Any) -> Plan | None:
         return partial(_factory, seeded=seeded)
     if seeded:
         return _random
+    if WAITING & set(func.tags):
+        return _waiting
     if name.startswith("_foreach_") or "TensorList" in str(func._schema.arguments[0].type):
         return _lists
     return None
@@ -89,6 +92,18 @@ def writes_to(func: Any, args: Any, kwargs: Any, tensor: Tensor) -> bool:
         if value is tensor and argument.alias_info is not None and argument.alias_info.is_write:
             return True
     return any(value is tensor and name.startswith("out") for name, value in kwargs.items())
+
+
+def _waiting(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    """An op whose result, or its shape, the host has to know: it waits for the stream."""
+    place = mode.place(func, args, kwargs)
+    simulation = mode.simulation
+    if place >= 0:
+        simulation.note_wait()
+    out = mode.run_on(place, func, args, kwargs)
+    if place >= 0:
+        simulation.clock.wait_until(simulation.queues.thread.current[place].free_at)
+    return out
 
 
 def _mixed(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
@@ -119,6 +134,7 @@ def _finish_copy(mode: SimulatedDispatch, device: int, func: Any, args: Any, kwa
     pinned = any(block is not None and block.device == PINNED for block in ends)
     if crosses and not (non_blocking and pinned):
         simulation = mode.simulation
+        simulation.note_wait()
         simulation.clock.wait_until(simulation.queues.thread.current[devices[0]].free_at)
 
 
@@ -221,7 +237,7 @@ def _factory(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any, *, seed
     if by_user:
         actual["pin_memory"] = False
     shown = {**kwargs, "device": torch.device("cuda", place)} if place >= 0 else kwargs
-    if place == PINNED:
+    if kwargs.get("pin_memory"):
         return _pinned_factory(mode, func, args, actual, shown)
     if seeded and place >= 0:
         with simulation.random.drawing(place, func, actual) as actual:

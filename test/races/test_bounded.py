@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from race_programs import NBYTES, WHOLE
 
-from crosscurrent.races.detector import REGIONS, Detector
+from crosscurrent.races.blocks import REGIONS
+from crosscurrent.races.detector import Detector
 from crosscurrent.trace.records import (
     HOST,
     Access,

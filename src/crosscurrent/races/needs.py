@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from crosscurrent.races.blocks import SMALL_BLOCK
 from crosscurrent.races.causes import Freed, RaceKind
-from crosscurrent.races.detector import SMALL_BLOCK
 from crosscurrent.races.regions import Overlap, overlap
 from crosscurrent.races.skeleton import Conflict, Edge, GivenBack, Mark, Need, Pool, Reuse, Skeleton
 from crosscurrent.trace.records import (

@@ -19,6 +19,7 @@ as an overlap that is not certain.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from enum import Enum
 from functools import lru_cache
 from math import gcd
@@ -35,6 +36,30 @@ class Overlap(Enum):
     NO = "no"
     YES = "yes"
     MAYBE = "maybe"
+
+
+class Cover:
+    """A growing set of bytes, as disjoint intervals: which regions lie wholly within it?"""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+
+    def holds(self, region: Region) -> bool:
+        """Whether all bytes from the region's first to its last are in the set."""
+        at = bisect_right(self._starts, region.start) - 1
+        return at >= 0 and region.stop <= self._stops[at]
+
+    def add(self, region: Region) -> None:
+        """Add a region's bytes, if it is contiguous."""
+        if region.dims:
+            return
+        first = bisect_left(self._stops, region.start)
+        last = bisect_right(self._starts, region.stop)
+        start = min([region.start, *self._starts[first:last][:1]])
+        stop = max([region.stop, *self._stops[first:last][-1:]])
+        self._starts[first:last] = [start]
+        self._stops[first:last] = [stop]
 
 
 def contains(outer: Region, inner: Region) -> bool:

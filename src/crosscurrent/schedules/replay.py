@@ -101,6 +101,15 @@ class Replayer:
         """A value as the last run left it."""
         return self._arena.view(view).clone()
 
+    def left_by(self, linear: Linear, node: int) -> tuple[Tensor, ...]:
+        """What the blocks that ``node`` writes hold right after it ran, in this schedule."""
+        with _quiet():
+            failure = self._play(linear[: linear.index(node) + 1])
+            if failure is not None:
+                return ()
+            written = sorted({access.block for access in self.order.ops[node].accesses if access.write})
+            return tuple(self._arena.span(block).clone() for block in written)
+
     def unfaithful(self) -> tuple[str, ...]:
         """The names of the recorded values that program order does not reproduce bit for bit."""
         with _quiet():
@@ -141,7 +150,7 @@ class Replayer:
         """Restore the memory as it is after as much of the schedule as possible; returns how much."""
         shared = 0
         if self._copies:
-            for mine, other in zip(linear, self._last, strict=True):
+            for mine, other in zip(linear, self._last, strict=False):
                 if mine != other:
                     break
                 shared += 1

@@ -51,7 +51,8 @@ class Change(NamedTuple):
             said.append(f"{self.nan} NaN" if self.nan != self.elements else "all of them NaN")
         if self.nan != self.elements:
             said.append(f"off by up to {self.distance:.6g}")
-        return f"{self.name}: {self.elements} of {self.total} elements changed, {', '.join(said)}"
+        later = ", freed later" if self.what is What.FREED else ""
+        return f"{self.name}{later}: {self.elements} of {self.total} elements changed, {', '.join(said)}"
 
 
 class Values:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 
-from crosscurrent.schedules.order import Linear, PartialOrder, inverse
+from crosscurrent.schedules.order import Frontier, Linear, PartialOrder, inverse
 from crosscurrent.schedules.strategies.protocol import Proposal, Space
 
 
@@ -33,12 +34,30 @@ def brought_forward(order: PartialOrder, first: int, second: int) -> Linear:
     return (*range(first), *needed, *late, *range(second + 1, len(order)))
 
 
+def at_random(order: PartialOrder, first: int, second: int, seed: int) -> Linear:
+    """A random walk in which ``first`` has to wait until ``second`` has run."""
+    draw = Random(seed).random
+    frontier = Frontier(order)
+    linear: list[int] = []
+    waiting = True
+    while ready := frontier.ready:
+        allowed = [node for node in ready if node != first] if waiting else ready
+        node = allowed[int(draw() * len(allowed))]
+        waiting = waiting and node != second
+        frontier.run(node)
+        linear.append(node)
+    return tuple(linear)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Directed:
     """Reverse one pair, ``first`` before ``second`` in program order."""
 
     first: int
     second: int
+    more: int = 0
+    """How many random schedules with the pair reversed to propose after the two directed ones."""
+
     exhausts: bool = False
 
     def proposals(self, space: Space) -> Iterator[Proposal]:
@@ -57,3 +76,5 @@ class Directed:
         both = {held_back(order, first, second), brought_forward(order, first, second)}
         for linear in sorted(both, key=lambda linear: (dragged(linear), linear)):
             yield Proposal(linear)
+        for seed in range(self.more):
+            yield Proposal(at_random(order, first, second, seed))

@@ -1,0 +1,149 @@
+"""For a finding, a schedule that gives another result, and what is wrong in it.
+
+The directed schedule reverses the two accesses of the finding and leaves alone what it can. If no value
+changes, schedules that reverse it in other ways are tried, and the other pairs of the finding; if
+nothing helps, the finding stays *unproven*, with the reason. It is still a race: it is only that in this
+program, with these values, the other order happens to come to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from crosscurrent.races.findings import Finding, RaceKind, RacingAccess
+from crosscurrent.schedules.errors import NotReplayableError
+from crosscurrent.schedules.program import Program
+from crosscurrent.schedules.replay import Failure, Outcome, Replayer
+from crosscurrent.schedules.reuse import GRANULARITY, Reuse, check, places
+from crosscurrent.schedules.schedule import Schedule
+from crosscurrent.schedules.strategies import Directed
+from crosscurrent.schedules.values import Change
+
+_MORE = 8
+"""Random schedules with the pair reversed that are tried after the directed ones."""
+
+_SHOWN = 6
+"""Changed values that are listed; the others are counted."""
+
+
+class Witness(NamedTuple):
+    """What a finding leads to."""
+
+    schedule: str | None
+    """The schedule that shows it; None if it is unproven."""
+
+    changes: tuple[Change, ...] = ()
+    failure: Failure | None = None
+    unproven: str = ""
+    """Why no schedule shows it."""
+
+    @property
+    def proven(self) -> bool:
+        """Whether there is a schedule that gives another result."""
+        return self.schedule is not None
+
+    def __str__(self) -> str:
+        if not self.proven:
+            return f"unproven: {self.unproven}"
+        if self.failure is not None:
+            return str(self.failure)
+        lines = [str(change) for change in self.changes[:_SHOWN]]
+        if len(self.changes) > _SHOWN:
+            lines.append(f"and {len(self.changes) - _SHOWN} more values")
+        return "\n".join(lines)
+
+
+class Prover:
+    """Looks for witnesses in one program. Replays with the same choice of memory are shared."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._replayers: dict[tuple[Reuse, ...], Replayer] = {}
+
+    def prove(self, finding: Finding) -> Witness:
+        """A witness of a finding, or why there is none."""
+        pairs = [(finding.kind, finding.first, finding.second)]
+        pairs += [(pair.kind, pair.first, pair.second) for pair in finding.also]
+        reason = ""
+        for kind, first, second in pairs:
+            try:
+                witness = self._reverse(kind, first, second)
+            except NotReplayableError as error:
+                witness = Witness(None, unproven=f"the program cannot be run again: {error}")
+            if witness.proven:
+                return witness
+            reason = reason or witness.unproven
+        return Witness(None, unproven=reason)
+
+    def prove_all(self, findings: Sequence[Finding]) -> list[Finding]:
+        """The findings, each with its witness and the schedule that shows it."""
+        proven = []
+        for finding in findings:
+            witness = self.prove(finding)
+            proven.append(replace(finding, witness=str(witness), schedule=witness.schedule))
+        return proven
+
+    def _reverse(self, kind: RaceKind, first: RacingAccess, second: RacingAccess) -> Witness:
+        reason = ""
+        for reuse in self._memory(kind, first, second):
+            replayer = self._replayer(reuse)
+            node = {op.index: node for node, op in enumerate(replayer.order.ops)}
+            one, other = node[first.index], node[second.index]
+            if replayer.order.ordered(one, other):
+                reason = reason or "with this memory handed on, the allocator itself orders the two"
+                continue
+            outcomes = []
+            for proposal in Directed(first=one, second=other, more=_MORE).proposals(replayer.space):
+                outcome = replayer.run(proposal.linear)
+                if not outcome.same:
+                    return self._witness(outcome, reuse)
+                outcomes.append(outcome)
+            reason = reason or self._reason(replayer, outcomes[0], one, other)
+        return Witness(None, unproven=reason)
+
+    def _witness(self, outcome: Outcome, reuse: tuple[Reuse, ...]) -> Witness:
+        schedule = Schedule(program=self._program.fingerprint, linear=outcome.linear, reuse=reuse)
+        return Witness(str(schedule), outcome.changes, outcome.failure)
+
+    def _memory(
+        self, kind: RaceKind, first: RacingAccess, second: RacingAccess
+    ) -> Iterator[tuple[Reuse, ...]]:
+        """The choices of memory in which the two accesses can meet."""
+        if kind is not RaceKind.REUSE:
+            yield ()
+            return
+        for shift in sorted({0, (first.start - second.start) // GRANULARITY * GRANULARITY}):
+            choice = (Reuse(second.block, first.block, shift),)
+            try:
+                check(self._program.records, choice)
+                places(self._program.records, choice)
+            except ValueError:
+                continue
+            yield choice
+
+    def _replayer(self, reuse: tuple[Reuse, ...]) -> Replayer:
+        if reuse not in self._replayers:
+            self._replayers.clear()  # one holds all memory of the program; findings come in runs of a kind
+            self._replayers[reuse] = Replayer(self._program, reuse)
+        return self._replayers[reuse]
+
+    def _reason(self, replayer: Replayer, outcome: Outcome, first: int, second: int) -> str:
+        """Why the other order of two operations came to the same."""
+        for node in (first, second):
+            usual = replayer.left_by(replayer.order.program, node)
+            reversed_ = replayer.left_by(outcome.linear, node)
+            if len(usual) != len(reversed_) or not all(map(torch.equal, usual, reversed_)):
+                return (
+                    "the other order changes what is in memory in between, but that is overwritten, or "
+                    "nothing reads it, before the end"
+                )
+        return "both orders leave the same values in memory, as far as this run's values go"
+
+
+def prove(program: Program, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings of a program, each with its witness (or why there is none) and its schedule."""
+    return Prover(program).prove_all(findings)

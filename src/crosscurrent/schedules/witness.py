@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from crosscurrent.races.findings import Finding, RaceKind, RacingAccess
+from crosscurrent.races.causes import RaceKind
+from crosscurrent.races.findings import Finding, RacingAccess
 from crosscurrent.schedules.errors import NotReplayableError
 from crosscurrent.schedules.program import Program
 from crosscurrent.schedules.replay import Failure, Outcome, Replayer

@@ -55,7 +55,10 @@ class StreamLog:
         """Nodes made from now on belong to ``queue``."""
         number = sequence_number()
         if self._numbers[-1] >= number:
-            self._queues[-1] = queue
+            if len(self._queues) > 1 and self._queues[-2] is queue:
+                del self._numbers[-1], self._queues[-1]
+            else:
+                self._queues[-1] = queue
         elif self._queues[-1] is not queue:
             self._numbers.append(number)
             self._queues.append(queue)
@@ -166,6 +169,8 @@ class Pass:
             if device != HOST and node is not None:
                 producer, consumer = self.ambient[device], self.queue_of(node, device)
                 self._join(producer, consumer)
+                if node in self._targets:
+                    self._leaves.add(consumer)
                 if isinstance(grad, Tensor):
                     self._used(grad, consumer, producer)
         return [node.register_hook(self._hook(node)) for node in self._nodes]
@@ -217,7 +222,7 @@ class Pass:
             self._start(node)
         device = self._devices.get(node, HOST)
         queue = None if device == HOST else self.queue_of(node, device)
-        if queue is not None and (node in self._targets or not node.next_functions):
+        if queue is not None and not node.next_functions:
             self._leaves.add(queue)
         self._edges = self._hand_over(node, queue, outputs)
         self.go_on()
@@ -250,6 +255,8 @@ class Pass:
                 continue
             producer = queue if queue is not None and queue.device == device else self.thread.current[device]
             target = self.queue_of(consumer, device)
+            if consumer in self._targets:
+                self._leaves.add(target)  # it may not run at all: its input is what was asked for
             several = self._producers[edge] > 1
             self._used(grad, target, producer)
             if not several:

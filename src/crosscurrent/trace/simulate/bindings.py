@@ -76,6 +76,9 @@ def _devices(simulation: Simulation) -> dict[str, object]:
     def synchronize() -> None:
         simulation.synchronize(thread.device)
 
+    def set_sync_debug_mode(mode: int) -> None:
+        simulation.sync_debug_mode = mode
+
     def sleep(cycles: int) -> None:
         queue = thread.current[thread.device]
         queue.launch(simulation.clock, cycles * 1000 // CYCLES_PER_MICROSECOND)
@@ -93,6 +96,9 @@ def _devices(simulation: Simulation) -> dict[str, object]:
         "_cuda_getArchFlags": lambda: "sm_90",
         "_cuda_getCompiledVersion": lambda: 12080,
         "_cuda_isInBadFork": lambda: simulation.forked,
+        "_cuda_get_sync_debug_mode": lambda: simulation.sync_debug_mode,
+        "_cuda_set_sync_debug_mode": set_sync_debug_mode,
+        "_cuda_ipc_collect": lambda: None,
         "_get_accelerator": lambda *args: torch.device("cuda"),
     }
 

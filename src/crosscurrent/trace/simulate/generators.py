@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
 _RealGenerator = torch._C.Generator
+_simulated: WeakValueDictionary[int, CudaGenerator] = WeakValueDictionary()
+"""By address of the C++ object: ops see a generator as a new Python object without our class."""
 
 
 class CudaGenerator(_RealGenerator):
@@ -19,6 +22,7 @@ class CudaGenerator(_RealGenerator):
     def __new__(cls, device: torch.device) -> CudaGenerator:
         self = super().__new__(cls, device="cpu")
         self._device = device
+        _simulated[self._cdata] = self
         return self
 
     def __init__(self, device: torch.device) -> None:
@@ -93,10 +97,8 @@ class RandomNumbers:
         """The kwargs with which an op draws from the generator of ``device``."""
         given = kwargs.get("generator")
         if given is not None:
-            if given.device.type != "cuda":
-                raise RuntimeError(
-                    f"Expected a 'cuda' device type for generator but found '{given.device.type}'"
-                )
+            if given._cdata not in _simulated:
+                raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
             yield kwargs
             return
         generator = self.defaults[device]
@@ -117,5 +119,5 @@ class RandomNumbers:
 def check_on_host(kwargs: dict[str, Any]) -> None:
     """Raise if an op on the CPU is to draw from a CUDA generator."""
     given = kwargs.get("generator")
-    if given is not None and given.device.type == "cuda":
+    if given is not None and given._cdata in _simulated:
         raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from crosscurrent.trace.simulate.plans import WAITING
 from crosscurrent.trace.simulate.queues import Queue
 from crosscurrent.trace.simulate.streams import Event, running
 
@@ -36,7 +37,6 @@ _branches = itertools.count(1)
 BRANCH = 1 << 32
 """Stream ids of graph branches start here: no stream of the pool has one that large."""
 
-_ERRORS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _NOTHING_TO_DO = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 
 
@@ -59,7 +59,7 @@ class _Mark:
     wait: bool
 
 
-@dataclass
+@dataclass(eq=False)
 class Capture:
     """What one graph has captured so far, or in all."""
 
@@ -155,7 +155,7 @@ class Capture:
             if isinstance(arg, (list, tuple)) and str(func).startswith("aten.index")
             for leaf in arg
         )
-        if masks or _ERRORS & set(getattr(func, "tags", ())):
+        if masks or WAITING & set(getattr(func, "tags", ())):
             self.refuse(str(func))
 
     def refuse(self, call: str) -> None:

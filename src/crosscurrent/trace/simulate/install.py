@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from crosscurrent.trace.simulate import generators, graphs, streams
+from crosscurrent.trace.simulate.autocast import patch_autocast
 from crosscurrent.trace.simulate.autograd import Engine
 from crosscurrent.trace.simulate.bindings import DeviceProperties, cuda_bindings
 from crosscurrent.trace.simulate.factories import patch_factories
+from crosscurrent.trace.simulate.refusals import refuse, refuse_the_rest
 from crosscurrent.trace.simulate.storages import storage_methods
 from crosscurrent.trace.simulate.tensors import tensor_methods
 
@@ -38,6 +40,8 @@ def install(simulation: Simulation, patches: Patches) -> None:
     patch_factories(simulation, patches)
     _install_threads(simulation, patches)
     _install_parsing(simulation, patches)
+    patch_autocast(patches)
+    refuse_the_rest(simulation, patches)
 
 
 def _install_classes(patches: Patches) -> None:
@@ -58,27 +62,49 @@ def _install_cuda_module(simulation: Simulation, patches: Patches) -> None:
         total = simulation.memory.devices[device].capacity
         return DeviceProperties(f"Simulated CUDA device {device}", 9, 0, total)
 
-    class Runtime:
-        """The few functions of the CUDA runtime that PyTorch's Python code calls itself."""
-
-        @staticmethod
-        def cudaMemGetInfo(device: int) -> tuple[int, int]:  # noqa: N802 (CUDA's name)
-            memory = simulation.memory.devices[device]
-            return memory.capacity - memory.reserved, memory.capacity
-
     patches.update(
         cuda,
         {
             "_initialized": True,
             "_cached_device_count": simulation.num_devices,
             "_get_device_properties": properties,
-            "_cudart": Runtime(),
+            "_cudart": _Runtime(simulation),
             "_is_in_bad_fork": lambda: simulation.forked,
             "_exchange_device": vars(torch._C)["_cuda_exchangeDevice"],
             "_maybe_exchange_device": vars(torch._C)["_cuda_maybeExchangeDevice"],
             "_lazy_init": lambda: None,
         },
     )
+
+
+class _Runtime:
+    """The few functions of the CUDA runtime that programs call through ``torch.cuda.cudart()``."""
+
+    class cudaError:  # noqa: N801 (CUDA's name)
+        """Codes of errors."""
+
+        success = 0
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def cudaMemGetInfo(self, device: int) -> tuple[int, int]:  # noqa: N802
+        """Free and total memory of a device."""
+        memory = self._simulation.memory.devices[device]
+        return memory.capacity - memory.reserved, memory.capacity
+
+    def cudaProfilerStart(self) -> int:  # noqa: N802
+        """There is no profiler: nothing starts."""
+        return self.cudaError.success
+
+    def cudaProfilerStop(self) -> int:  # noqa: N802
+        """Nothing stops."""
+        return self.cudaError.success
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("cuda"):
+            return refuse(f"torch.cuda.cudart().{name}")
+        raise AttributeError(name)
 
 
 def _install_threads(simulation: Simulation, patches: Patches) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -26,8 +27,6 @@ from crosscurrent.trace.simulate.taps import Taps
 
 if TYPE_CHECKING:
     from crosscurrent.trace.simulate.graphs import Capture
-
-log = logging.getLogger(__name__)
 
 _active: Simulation | None = None
 
@@ -97,6 +96,7 @@ class Simulation:
         self.captured_events: dict[int, Capture] = {}
         self.random = RandomNumbers(devices)
         self.forked = False
+        self.sync_debug_mode = 0
         self.environment = Environment(self)
         self.mode = SimulatedDispatch(self)
         self._patches = Patches()
@@ -167,6 +167,11 @@ class Simulation:
 
     def device_index(self, device: Any) -> int:
         """The index of a device given as number, name, ``torch.device`` or None (the current one)."""
+        if self.forked:
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use "
+                "the 'spawn' start method"
+            )
         if device is None:
             return self.queues.thread.device
         if isinstance(device, str):
@@ -245,6 +250,13 @@ class Simulation:
         self._last_poll = (None, 0) if done else (what, failures + 1)
         return done
 
+    def note_wait(self) -> None:
+        """An op makes the host wait; ``torch.cuda.set_sync_debug_mode`` may want to hear of it."""
+        if self.sync_debug_mode == 1:
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
+        elif self.sync_debug_mode == 2:
+            raise RuntimeError("called a synchronizing CUDA operation")
+
     # Capture
 
     def current_capture(self) -> Capture | None:
@@ -311,6 +323,14 @@ class Simulation:
             run()
         finally:
             _python_dispatch._pop_mode()
+
+
+def _after_fork() -> None:
+    if _active is not None:
+        _active.forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _refuse_real_cuda() -> None:

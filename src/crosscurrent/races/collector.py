@@ -33,6 +33,7 @@ class Collector:
     def waited(self, lane: int, record: RecordEvent | None, wait: _Wait) -> None:
         """``lane`` waited for a recording, or (the host) for all work of some lanes."""
         self._last_wait[lane] = (record, wait)
+        self._unrecorded.pop(lane, None)
         if record is not None:
             self._last_wait_for[lane, record.lane] = (record, wait)
 
@@ -82,11 +83,9 @@ class Collector:
 
     def _context(self, lane: int, epoch: int, first: Op, op: Op) -> Context:
         recording = self._last_recording.get(lane)
-        unrecorded = max(
-            (self._unrecorded[side] for side in {lane, op.lane} if side in self._unrecorded),
-            key=lambda wait: wait.index,
-            default=None,
-        )
+        # A wait for nothing explains a race only where its lane has not waited for something since.
+        vain = [self._unrecorded[side] for side in {lane, op.lane} if side in self._unrecorded]
+        unrecorded = max(vain, key=lambda wait: wait.index, default=None)
         elsewhere = self._last_wait.get(op.lane)
         if elsewhere is not None:
             record, wait = elsewhere

@@ -9,8 +9,9 @@ The detector hands over *causes*: pairs of accesses that share their kind, lanes
   edge is a moment in issue order: work issued on the first lane before it comes before work issued
   on the second lane after it. A cause spans the time from its first access to its second, so the
   fewest moments that stab all spans are the missing edges, and a greedy sweep finds them.
-- Everything that may reuse a freed block while one and the same access is still running is one
-  finding.
+- What may reuse a freed block while one lane still uses it is one finding, for all blocks that were
+  allocated in one line; whatever reuses them.
+- Findings with the same two lines in their headlines, on other lanes, are one.
 
 All pairs that a finding stands for are in ``also``: nothing is merged out of sight.
 """
@@ -123,7 +124,7 @@ def findings_of(causes: Iterable[Cause], info: TraceInfo) -> list[Finding]:
     groups.sort(key=lambda group: (group[0].second.index, group[0].first.index, _RANK[group[0].kind]))
     findings: list[Finding] = []
     seen: dict[str, int] = {}
-    for group in groups:
+    for group in _by_line(groups):
         identity = _identity(group[0], info)
         times = seen[identity] = seen.get(identity, 0) + 1
         name = identity if times == 1 else f"{identity}-{times}"
@@ -143,7 +144,7 @@ def _finding(name: str, group: Sequence[Cause], info: TraceInfo) -> Finding:
         fix=fix_for(group, info),
         notes=tuple(notes_on(head, info)),
         also=_pairs_beside(group, info),
-        count=sum(cause.count for cause in group),
+        count=_count(group),
         certain=any(cause.certain for cause in group),
         freed_at=site_of(head.freed.free, info) if head.freed is not None else None,
     )
@@ -169,31 +170,24 @@ def _side(op: Op, access: Access, lane: int, info: TraceInfo) -> RacingAccess:
 def _bundles(causes: Iterable[Cause]) -> list[list[list[Cause]]]:
     """Causes that one edge might repair, as lists of pairs; a pair lists its kinds, the main one first."""
     pairs: dict[tuple[int, ...], list[Cause]] = {}
-    key: tuple[int, ...]
     for cause in causes:
         freed = cause.freed
-        key = (
-            (
-                cause.kind is RaceKind.REUSE,
-                cause.first_lane,
-                cause.first.site,
-                cause.second_lane,
-                cause.second.site,
-            )
-            if freed is None
-            else (True, cause.first_lane, cause.first.site, freed.owner, freed.allocated, -1)
-        )
+        key: tuple[int, ...]
+        if freed is None:
+            key = (cause.first_lane, cause.second_lane, cause.first.site, cause.second.site)
+        else:
+            key = (cause.first_lane, freed.owner, freed.allocated)
         pairs.setdefault(key, []).append(cause)
     bundles: dict[tuple[object, ...], list[list[Cause]]] = {}
     for key, pair in pairs.items():
-        if pair[0].freed is not None:
-            # A write that still runs says more about a reuse than a read, and the nearest reuse most.
-            pair.sort(key=lambda cause: (cause.second.index, not cause.first_access.write, cause.first.index))
+        head = min(pair, key=lambda cause: _RANK[cause.kind])
+        if head.freed is not None:
+            # The nearest reuse and the last use say most; of these, a write more than a read.
+            pair.sort(key=lambda each: (each.second.index, -each.first.index, not each.first_access.write))
             bundles[key] = [pair]
         else:
-            pair.sort(key=lambda cause: (_RANK[cause.kind], cause.second.index, cause.first.index))
-            lanes = (pair[0].kind, pair[0].first_lane, pair[0].second_lane)
-            bundles.setdefault(lanes, []).append(pair)
+            pair.sort(key=lambda each: (_RANK[each.kind], each.second.index, each.first.index))
+            bundles.setdefault((head.kind, head.first_lane, head.second_lane), []).append(pair)
     return list(bundles.values())
 
 
@@ -215,6 +209,25 @@ def _missing_edges(pairs: list[list[Cause]]) -> list[list[Cause]]:
         group.sort(key=lambda pair: (pair[0].second.index, -pair[0].first.index))
         result.append([cause for pair in group for cause in pair])
     return result
+
+
+def _by_line(groups: list[list[Cause]]) -> list[list[Cause]]:
+    """Groups whose headlines are the same two lines are one: a loop over streams lacks its edge on each."""
+    merged: dict[tuple[RaceKind, int, int, MemoryKind], list[Cause]] = {}
+    for group in groups:
+        head = group[0]
+        merged.setdefault((head.kind, head.first.site, head.second.site, head.memory), []).extend(group)
+    return list(merged.values())
+
+
+def _count(group: Sequence[Cause]) -> int:
+    """Pairs of ops: one that conflicts in several ways, or in several memories, counts once."""
+    ways: dict[tuple[object, ...], int] = {}
+    for cause in group:
+        first = (cause.first_lane, cause.first.site, cause.first.name)
+        pair = (first, cause.second_lane, cause.second.site, cause.second.name)
+        ways[pair] = max(ways.get(pair, 0), cause.count)
+    return sum(ways.values())
 
 
 def _identity(cause: Cause, info: TraceInfo) -> str:

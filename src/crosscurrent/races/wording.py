@@ -43,8 +43,8 @@ def missing_edge(head: Cause, info: TraceInfo) -> str:
     """The edge that is not there, from lane and op to lane and op."""
     first, second = lane_of(head.first_lane, info).name, lane_of(head.second_lane, info).name
     edge = (
-        f"nothing orders {head.first.name} on {first} ({_at(head.first.site, info)}) "
-        f"before {head.second.name} on {second} ({_at(head.second.site, info)})"
+        f"nothing orders {head.first.name} on {first} at {_at(head.first.site, info)} "
+        f"before {head.second.name} on {second} at {_at(head.second.site, info)}"
     )
     if head.freed is None:
         return edge
@@ -64,7 +64,7 @@ def fix_for(group: Sequence[Cause], info: TraceInfo) -> str:
     first, second = lane_of(head.first_lane, info).name, lane_of(head.second_lane, info).name
     before = f"before {head.second.name} at {_at(head.second.site, info)}"
     ready = head.context.ready
-    if ready is not None and ready.index > last.first.index and ready.via != "wait_stream":
+    if ready is not None and ready.index > last.first.index and ready.via == "record":
         event = f"the event recorded on {first} at {_at(ready.site, info)}"
     else:
         event = "it"
@@ -118,6 +118,11 @@ def notes_on(head: Cause, info: TraceInfo) -> list[str]:
             f"the wait at {_at(context.unrecorded.site, info)} is for an event that had not been recorded "
             "by then, and orders nothing"
         )
+        if context.unrecorded.lane == head.first_lane:
+            notes[-1] += (
+                f"; if {head.first.name} was to come after {head.second.name}, issue {head.second.name} "
+                "and record the event before that wait"
+            )
     if context.elsewhere is not None:
         record, wait = context.elsewhere
         notes.append(

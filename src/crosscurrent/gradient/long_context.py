@@ -178,8 +178,11 @@ class LongContextGradientModel(nn.Module):
         if self._store is None or self._store.device != call.device:
             self._store = CheckpointStore(self._setup.args, call.device)
         self._store.reserve(call.fmt.sizes())
+        # From here on the checkpoints are nobody's, until they are all there.
+        self._log = ReplayLog(self._setup.num_layers)
+        loss = self._run_forward(call, self._store)
         self._log = call.log
-        return self._run_forward(call, self._store)
+        return loss
 
     def _run_backward(
         self, call: Call, grad_loss: Tensor, parameters: Sequence[nn.Parameter]

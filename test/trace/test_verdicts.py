@@ -488,7 +488,7 @@ def another_pool_never_serves_the_block() -> None:
 # -- ops ---------------------------------------------------------------------------------------------
 
 
-def _write_on_two_streams(first: Callable[[Tensor], Any], second: Callable[[Tensor], Any]) -> Callable[[], None]:
+def _on_two_streams(first: Callable[[Tensor], Any], second: Callable[[Tensor], Any]) -> Callable[[], None]:
     def program() -> None:
         x = device(1.0, 4, N)
         a, b = side(), side()
@@ -504,13 +504,13 @@ def _write_on_two_streams(first: Callable[[Tensor], Any], second: Callable[[Tens
 def columns_of_one_buffer(fixed: bool) -> None:
     """Strided halves interleave in memory, and share no byte; a column more and they do."""
     start = N // 2 - (0 if fixed else 1)
-    _write_on_two_streams(lambda x: x[:, : N // 2].add_(1), lambda x: x[:, start:].add_(1))()
+    _on_two_streams(lambda x: x[:, : N // 2].add_(1), lambda x: x[:, start:].add_(1))()
 
 
 @twin("write-after-write", "add_", "mul_")
 def every_other_element(fixed: bool) -> None:
     start = 1 if fixed else 0
-    _write_on_two_streams(lambda x: x[:, ::2].add_(1), lambda x: x[:, start::2].mul_(2))()
+    _on_two_streams(lambda x: x[:, ::2].add_(1), lambda x: x[:, start::2].mul_(2))()
 
 
 @twin("write-after-write", "zero_", "fill_")
@@ -518,7 +518,7 @@ def overlapping_as_strided(fixed: bool) -> None:
     def windows(x: Tensor) -> None:
         x.as_strided((3, 4), (2, 1), 0).zero_()  # touches elements 0 to 7
 
-    _write_on_two_streams(windows, lambda x: x.view(-1)[8 if fixed else 7 :].fill_(1))()
+    _on_two_streams(windows, lambda x: x.view(-1)[8 if fixed else 7 :].fill_(1))()
 
 
 @twin("write-after-read", "mul", "zero_")
@@ -526,13 +526,13 @@ def expanded_tensor(fixed: bool) -> None:
     def read(x: Tensor) -> None:
         x[0, :1].expand(N) * 2  # one element, many times
 
-    _write_on_two_streams(read, lambda x: x[0, 1 if fixed else 0 :].zero_())()
+    _on_two_streams(read, lambda x: x[0, 1 if fixed else 0 :].zero_())()
 
 
 @twin("write-after-read", "cat", "zero_")
 def transposed_rows(fixed: bool) -> None:
     row = 1 if fixed else 0
-    _write_on_two_streams(lambda x: torch.cat([x.t()[:, 0]]), lambda x: x[row].zero_())()
+    _on_two_streams(lambda x: torch.cat([x.t()[:, 0]]), lambda x: x[row].zero_())()
 
 
 @silent

@@ -76,6 +76,9 @@ _EMPTY = _names("empty empty_like empty_strided empty_permuted new_empty new_emp
 _MAYBE_COPIES = _names("reshape reshape_as contiguous flatten ravel resolve_conj resolve_neg type_as to cpu")
 # Nothing of any tensor's content is touched.
 _TOUCHES_NOTHING = _names(
+    "_fused_sdp_choice _use_cudnn_ctc_loss _use_miopen_ctc_loss qscheme q_scale q_zero_point"
+    " q_per_channel_axis get_device is_signed is_distributed retains_grad element_size _is_zerotensor"
+    " _nested_get_ragged_idx "
     "_unsafe_view _reshape_alias lift lift_fresh set_ set_data _assert_tensor_metadata is_same_size"
     " is_set_to _has_compatible_shallow_copy_type _has_same_storage_numel is_pinned size stride"
     " storage_offset sym_size sym_stride sym_storage_offset sym_numel numel dim _version is_coalesced"
@@ -95,6 +98,9 @@ _WAITS = {
     "item": "item",
     "is_nonzero": "item",
     "equal": "item",
+    "allclose": "item",
+    "_choose_qparams_per_tensor": "item",
+    "_nested_tensor_from_mask_left_aligned": "item",
     "_linalg_check_errors": "item",
     "nonzero": "data-dependent shape",
     "argwhere": "data-dependent shape",
@@ -192,7 +198,9 @@ def _use(argument: Any, base: str) -> int:
 
 
 def _kind(schema: Any, base: str, positional: tuple[int, ...]) -> Kind:
-    if base in _KINDS and not any(argument.is_out for argument in schema.arguments):
+    if any(argument.is_out for argument in schema.arguments):
+        return Kind.INDEX if base in _INDEX else Kind.WAITS if base in _WAITS else Kind.PLAIN
+    if base in _KINDS:
         return _KINDS[base]
     for names, kind in _BY_BASE:
         if base in names:

@@ -300,7 +300,7 @@ class Recorder:
     # -- memory ----------------------------------------------------------------------------------
 
     def storage_of(self, number: int) -> torch.UntypedStorage | None:
-        """The storage that is block ``number`` now; None if there is none any more. For rare use: it looks."""
+        """The storage that is block ``number`` now; None if it is gone. For rare use."""
         for block in list(self._blocks.values()):
             if block.index == number:
                 return block()

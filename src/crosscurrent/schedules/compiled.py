@@ -1,8 +1,9 @@
 """Turns the actions of a program into calls with everything bound, on the memory of one arena.
 
 A result that the op would allocate is written where it lay in the recorded run: through the op's
-``out=`` variant where it has one, else by a copy. Which of the two is decided by trying: the variant has
-to give the same bits, once, in program order; an op whose variant does not falls back to the copy.
+``out=`` variant where it has one, else by a copy. And an op can be called through its Python binding, which
+takes half the time of calling the overload. What is as good is decided by trying: once, in program order,
+it has to give the same values as the op as it was recorded, which is what is left if nothing does.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from crosscurrent.schedules.program import Action, Call, Given, View, poison_of
 
 Step = Callable[[], Any]
 
+# The bindings as they are, whatever somebody put in their place in ``torch`` and ``torch.Tensor``.
+_methods: Any = torch._C.TensorBase
+_functions: Any = torch._C._VariableFunctions
+
 
 class Bound(NamedTuple):
     """An action with everything bound."""
@@ -28,7 +33,7 @@ class Bound(NamedTuple):
     """The ways to run it, the fastest first. All but the last have to be tried before use."""
 
     targets: list[Tensor]
-    """Where its results go."""
+    """What it writes."""
 
 
 _COPIES = frozenset({"aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous", "aten::_pin_memory"})
@@ -52,11 +57,37 @@ def bind(action: Action, arena: Arena) -> Bound:
     args = _bind(action.args, arena)
     kwargs = _bind(dict(action.kwargs), arena)
     targets = [None if view is None else arena.view(view) for view in action.results]
-    steps = [] if action.random is not None else _direct(action, func, args, kwargs, targets)
+    changed = _changed(func, args)
+    steps: list[Step] = []
+    if action.random is None:
+        steps = _in_place(func, args, kwargs) if changed else _direct(action, func, args, kwargs, targets)
     call = partial(getattr(func, "_op", func), *args, **kwargs)
     step = call if not any(target is not None for target in targets) else _with_copies(call, targets)
     steps.append(step if action.random is None else _seeded(step, action.random))
-    return Bound(steps, [target for target in targets if target is not None])
+    return Bound(steps, [*changed, *(target for target in targets if target is not None)])
+
+
+def settle(bound: Bound) -> Step:
+    """Run an action, and choose: the first option that gives the values of the last, the op as recorded."""
+    recorded = bound.options[-1]
+    if len(bound.options) == 1:
+        recorded()
+        return recorded
+    before = [target.clone() for target in bound.targets]
+    recorded()
+    wanted = [target.clone() for target in bound.targets]
+    for option in bound.options[:-1]:
+        for target, value in zip(bound.targets, before, strict=True):
+            target.copy_(value)
+        try:
+            option()
+        except Exception:  # this overload wants something else
+            continue
+        if all(map(same_values, bound.targets, wanted)):
+            return option
+    for target, value in zip(bound.targets, wanted, strict=True):
+        target.copy_(value)
+    return recorded
 
 
 def resolve(func: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +124,35 @@ def _bind(value: Any, arena: Arena) -> Any:
 
 def _copy(action: Call, arena: Arena) -> Step:
     target, source = (_bind(arg, arena) for arg in action.args[:2])
-    return partial(torch.ops.aten.copy_.default._op, target, source)
+    return partial(_methods.copy_, target, source)
+
+
+def _changed(func: Any, args: Sequence[Any]) -> list[Tensor]:
+    """The tensors that an op changes in place, by its schema."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return []
+    pairs = zip(schema.arguments, args, strict=False)
+    changed = [value for argument, value in pairs if argument.alias_info and argument.alias_info.is_write]
+    return [tensor for tensor in flat(changed) if isinstance(tensor, Tensor)]
+
+
+def _in_place(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Step]:
+    """The method of a tensor that does the same, if the op changes its first argument and no other."""
+    name = func._schema.name.rpartition("::")[2]
+    method = getattr(_methods, name, None) if _has_binding(func, args) else None
+    if method is None or not isinstance(args[0], Tensor) or len(_changed(func, args)) != 1:
+        return []
+    # What is set before a trial must be what the op finds: no two elements at one place.
+    if torch._debug_has_internal_overlap(args[0]) != 0:
+        return []
+    return [partial(method, *args, **kwargs)]
+
+
+def _has_binding(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the Python binding of an op takes the same arguments: not so for a factor given by position,
+    which it would take for that of an older signature."""
+    return func.namespace == "aten" and all(a.name != "alpha" for a in func._schema.arguments[: len(args)])
 
 
 def _direct(
@@ -104,7 +163,7 @@ def _direct(
     if not outs or len(outs) != len(targets) or not isinstance(action.func, str):
         return []
     if action.func.partition(".")[0] in _COPIES and isinstance(args[0], Tensor):
-        return [partial(torch.ops.aten.copy_.default._op, outs[0], args[0])]
+        return [partial(_methods.copy_, outs[0], args[0])]
     found = out_variant(func)
     if found is None:
         return []
@@ -114,7 +173,12 @@ def _direct(
     kept = {
         name: value for name, value in kwargs.items() if name not in _PLACEMENT or name in _names(variant)
     }
-    return [partial(variant._op, *args, **kept, **dict(zip(names, outs, strict=True)))]
+    into = dict(zip(names, outs, strict=True))
+    step = partial(variant._op, *args, **kept, **into)
+    function = getattr(_functions, func._schema.name.rpartition("::")[2], None)
+    if function is None or len(outs) != 1 or not _has_binding(func, args):
+        return [step]
+    return [partial(function, *args, **kept, out=outs[0]), step]
 
 
 @lru_cache(maxsize=1 << 12)

@@ -61,6 +61,14 @@ class Values:
     def __init__(self, program: Program, arena: Arena) -> None:
         self._program = program
         self._arena = arena
+        blocks = blocks_of(program.records)
+        handed_on = set(arena.taken.values())
+        self._alive: list[tuple[str, View]] = []
+        self._freed: list[tuple[str, View]] = []
+        for block, view in sorted(widest_views(program).items()):
+            if block >= 0 and block not in handed_on:
+                freed = block in blocks and blocks[block].stop is not None
+                (self._freed if freed else self._alive).append((self._describe(block, view), view))
 
     def named(self) -> Iterator[tuple[str, View]]:
         """What has a name of its own: the user's final values, and what the host read."""
@@ -79,17 +87,9 @@ class Values:
             *self._compare(What.HOST_READ, ((r.name, r.view) for r in self._program.host_reads), reference),
         ]
         told = {self._program.names[change.name].block for change in found if change.what is What.VALUE}
-        found += self._compare(What.MEMORY, self._blocks(freed=False, besides=told), reference)
-        return tuple(found or self._compare(What.FREED, self._blocks(freed=True, besides=set()), reference))
-
-    def _blocks(self, *, freed: bool, besides: set[int]) -> Iterator[tuple[str, View]]:
-        blocks = blocks_of(self._program.records)
-        handed_on = set(self._arena.taken.values())
-        for block, view in sorted(widest_views(self._program).items()):
-            if block < 0 or block in besides or block in handed_on:
-                continue
-            if (blocks[block].stop is not None) == freed if block in blocks else not freed:
-                yield self._describe(block, view), view
+        others = ((name, view) for name, view in self._alive if view.block not in told)
+        found += self._compare(What.MEMORY, others, reference)
+        return tuple(found or self._compare(What.FREED, self._freed, reference))
 
     def _describe(self, block: int, view: View) -> str:
         shape = f"{view.dtype} {list(view.shape)}"

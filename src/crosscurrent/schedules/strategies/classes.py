@@ -13,9 +13,9 @@ The order is kept as bit sets: for each operation, what is above it and what is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
 from crosscurrent.schedules.order import Linear, PartialOrder
 from crosscurrent.schedules.strategies.protocol import Proposal, Space
@@ -53,19 +53,19 @@ class _Closed:
             below[node] |= down
         return _Closed(above, below)
 
-    def linear(self) -> Linear:
+    def linear(self, chains: Sequence[Sequence[int]]) -> Linear:
         """The schedule of this order that is closest to program order: always the first that can run."""
-        missing = [below.bit_count() for below in self.below]
-        ready = [node for node, count in enumerate(missing) if not count]
-        heapify(ready)
+        heads = sorted((chain[0], lane, 0) for lane, chain in enumerate(chains) if chain)
+        done = 0
         linear = []
-        while ready:
-            node = heappop(ready)
+        while heads:
+            # One of them can run: a closed order has no cycle.
+            place = next(i for i, (node, _, _) in enumerate(heads) if not self.below[node] & ~done)
+            node, lane, position = heads.pop(place)
             linear.append(node)
-            for above in _bits(self.above[node]):
-                missing[above] -= 1
-                if not missing[above]:
-                    heappush(ready, above)
+            done |= 1 << node
+            if position + 1 < len(chains[lane]):
+                insort(heads, (chains[lane][position + 1], lane, position + 1))
         return tuple(linear)
 
 
@@ -92,4 +92,4 @@ class Classes:
                 if not closed.before(first, second) and not closed.before(second, first):
                     pending.append((at, closed.decide(second, first)))
                     closed = closed.decide(first, second)
-            yield Proposal(closed.linear())
+            yield Proposal(closed.linear(space.order.chains))

@@ -154,7 +154,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=120, stateful_step_count=14, deadline=None)
+TestCacheMachine.settings = settings(max_examples=400, stateful_step_count=25, deadline=None)
 
 
 def drive(policy: Policy, lengths: list[int], weights: list[list[float]] | None = None) -> list[list[int]]:
@@ -185,6 +185,11 @@ class TestByHand:
 
     def test_lastrec_replaced_as_a_whole(self) -> None:
         assert drive(LastRecent(3), [3, 3])[-1] == [3, 4, 5]
+
+    def test_lastrec_with_evicted_slots_of_the_tail_that_are_not_in_order_of_age(self) -> None:
+        # All but 11 go. The oldest of the tail, slots 1 .. 7, are in slots 4 and 5, then come 1 .. 3.
+        after = drive(LastRecent(8), [8, 2, 2, 7])
+        assert after[2:] == [[6, 7, 8, 9, 4, 5, 10, 11], [11, 12, 13, 14, 15, 16, 17, 18]]
 
     def test_lastrec_keeps_the_first_ones(self) -> None:
         after = drive(LastRecent(4, init_grace_tokens=1), [4, 3, 3, 3])

@@ -26,8 +26,8 @@ Then, where u' is the rounding of the result to its dtype if that is narrower th
 with scale / 2 about (hi - lo) / 508 or (hi - lo) / 28. The first term is the rounding of the code; the second
 covers the roundings of subtracting, dividing, multiplying and adding, each at most u r or u max|x| with
 r <= max|x| (1 + 2 u). Zeros come back exactly, and so do other constant rows if they are at least 2^7 / u
-times the smallest normal number (below, a last bit may be lost). A block that holds a NaN or an infinity comes back
-as NaN, all of it.
+times the smallest normal number (below, a last bit may be lost). A block that holds a NaN or an infinity
+comes back as NaN, all of it.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class TorchQuantized:
         return bound.expand(blocks.shape).reshape(source.shape)
 
     def _measure(self, blocks: Tensor, mid: Tensor, scale: Tensor) -> None:
-        """Write midpoint and scale of each block; NaN in both for a block that is not finite."""
+        """Write midpoint and scale of each block; the scale is NaN if the block is not finite."""
         low, high = torch.aminmax(blocks, dim=-1, keepdim=True)
         low, high = low.to(mid.dtype), high.to(mid.dtype)
         finfo = torch.finfo(mid.dtype)
@@ -168,9 +168,8 @@ class TorchQuantized:
         torch.add(high / 2, low, alpha=0.5, out=mid).mul_(1 - finfo.eps)
         radius = torch.maximum(high - mid, mid - low)
         shrunk = (1 - _SHRINK_UNITS * finfo.eps / 2) / self._levels
-        # The clamp keeps a NaN. An infinite block has an infinite radius, or a NaN midpoint.
+        # A block with an infinity has an infinite midpoint or none, so the radius is NaN; the clamp keeps it.
         torch.clamp(radius * shrunk, min=finfo.tiny, out=scale)
-        scale.add_(scale - scale)
 
 
 def make_quantizer(kind: BufferKind) -> Quantizer:

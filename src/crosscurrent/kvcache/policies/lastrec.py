@@ -43,10 +43,9 @@ class LastRecent:
         occupied_tail = (after - length, self._filled)
         dest = _pair(evicted, occupied_tail)
         runs = _merge(slots for _, slots in dest)
-        moves = [(source, slots) for source, slots in dest if source != slots[0]]
         # Grace tokens never move, so they are the first slots; they have no place in the queue.
         first_new = max(after - length, min(self._num_grace, after))
-        self._by_age = _merge([*_moved(kept, occupied_tail, moves), (first_new, after)])
+        self._by_age = _merge([*_moved(kept, occupied_tail, dest), (first_new, after)])
         eviction = SharedEviction(
             filled_before=self._filled,
             chunk_length=length,

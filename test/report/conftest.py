@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from crosscurrent.races.advice import advise
 from crosscurrent.races.detector import Detector
-from crosscurrent.report.document import Report, Verdict
+from crosscurrent.report.document import HostWaits, Report, Verdict
 from crosscurrent.trace.records import (
     HOST,
     Access,
@@ -118,7 +119,17 @@ class Trace:
             "title": "train.py --steps 2",
             "verdict": Verdict.RACES if found else Verdict.RACE_FREE,
             "findings": found,
-            "host_waits": tuple(detector.host_waits),
+            "host_waits": tuple(
+                HostWaits(
+                    kind=wait.record.kind,
+                    op=wait.record.op,
+                    site=self.info.sites[wait.record.site],
+                    streams=tuple(self.info.lanes[lane].name for lane in wait.lanes),
+                    times=wait.times,
+                )
+                for wait in detector.host_waits
+            ),
+            "advice": tuple(advise(self.records, self.info)),
             "info": self.info,
             "records": tuple(self.records),
             "simulated": True,

@@ -119,7 +119,10 @@ class CostModel:
             return Cost(_time(touched, rates.host_bytes_per_second))
         direction, pageable = self._direction(op)
         if direction is not None:
-            nbytes = max(size(access.region) for access in op.accesses)
+            # A copy of many tensors moves the bytes of all of them, and each byte has two sides.
+            written = sum(size(access.region) for access in op.accesses if access.write)
+            read = sum(size(access.region) for access in op.accesses if not access.write)
+            nbytes = max(read, written)
             duration = _time(nbytes, rates.link_bytes_per_second)
             return Cost(max(duration, rates.copy_floor), direction, nbytes, pageable)
         touched = sum(size(access.region) for access in op.accesses)
@@ -137,9 +140,8 @@ class CostModel:
         reads = [access for access in op.accesses if not access.write]
         writes = [access for access in op.accesses if access.write]
         if base_name(op.name) not in _COPIES:
-            return (
-                (Direction.DEVICE_TO_HOST, True) if base_name(op.name) in _ITEMS and reads else (None, False)
-            )
+            is_item = base_name(op.name) in _ITEMS and bool(reads)
+            return (Direction.DEVICE_TO_HOST if is_item else None), False
         from_host = any(self._is_pinned(access) for access in reads)
         to_host = any(self._is_pinned(access) for access in writes)
         if from_host != to_host:
@@ -213,7 +215,13 @@ def program_of(
                 continue
             case Op():
                 cost = model.cost(record)
-                step = Work(record.lane, cost.duration, rates.issue)
+                kind = "kernels" if cost.direction is None else f"copies, {cost.direction.value}"
+                if cost.pageable and steps and _stages(sources[-1], record):
+                    # The host itself moves the bytes into a buffer of the driver before it goes on.
+                    steps[-1] = Stop(None, (), _time(cost.nbytes, rates.host_bytes_per_second))
+                if record.lane == HOST:
+                    kind = "work of the host"
+                step = Work(record.lane, cost.duration, rates.issue, kind)
             case RecordEvent():
                 step = Mark(record.lane, record.event)
             case WaitEvent():
@@ -226,6 +234,10 @@ def program_of(
         sources.append(record)
         costs.append(cost)
     return steps, sources, costs
+
+
+def _stages(record: Record, op: Op) -> bool:
+    return isinstance(record, HostWait) and not record.lanes and record.event is None and record.op == op.name
 
 
 def _time(amount: int, per_second: int) -> int:

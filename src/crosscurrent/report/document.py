@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from crosscurrent.races.detector import HostWaitCount, UnknownCount
+from crosscurrent.races.advice import Advice
 from crosscurrent.races.findings import Finding
 from crosscurrent.report.costs import Rates
 from crosscurrent.trace.records import Record, Site, TraceInfo
@@ -34,25 +34,26 @@ class Verdict(Enum):
     """Nothing bad was found, but not everything could be looked at."""
 
 
-class Need(Enum):
-    """What happens to a trace without one sync edge."""
+class HostWaits(NamedTuple):
+    """A call that made the host wait, and how often."""
 
-    NECESSARY = "necessary"
-    REDUNDANT = "redundant"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EdgeAdvice:
-    """One sync call of the program, and whether it is needed."""
-
-    call: str
-    """What was called: ``wait_event``, ``synchronize``, ..."""
+    kind: str
+    op: str
+    """The op in which it happened; empty for a call that does nothing but wait."""
 
     site: Site
-    need: Need
-    text: str
-    """Which race it keeps away; or what leaving it out would save."""
+    streams: tuple[str, ...]
+    """What was waited for; empty where the host was held up without ordering anything."""
 
+    times: int = 1
+
+
+class Unclear(NamedTuple):
+    """A call that could not be understood, and how often it was made. No verdict covers it."""
+
+    op: str
+    site: Site
+    reason: str
     times: int = 1
 
 
@@ -88,11 +89,10 @@ class Report:
     """One sentence to stand beside the verdict. Made from the findings if empty."""
 
     findings: tuple[Finding, ...] = ()
-    host_waits: tuple[HostWaitCount, ...] = ()
-    unknown: tuple[UnknownCount, ...] = ()
-    advice: tuple[EdgeAdvice, ...] = ()
-    advice_given: bool = True
-    """False: nobody asked which edges are needed, which is not the same as that none is."""
+    host_waits: tuple[HostWaits, ...] = ()
+    unknown: tuple[Unclear, ...] = ()
+    advice: tuple[Advice, ...] | None = None
+    """None: nobody asked which edges are needed, which is not the same as that there is none."""
 
     sections: tuple[Section, ...] = ()
     info: TraceInfo = field(default_factory=lambda: TraceInfo([], []))

@@ -26,6 +26,8 @@ class Work(NamedTuple):
     lane: int
     duration: int
     issue: int = 0
+    kind: str = "kernels"
+    """What it keeps busy, for totals by kind; it has no influence on when it runs."""
 
 
 class Mark(NamedTuple):
@@ -90,7 +92,7 @@ def play(program: Sequence[Step], *, host_is_free: bool = False, dropped: Contai
     for i, step in enumerate(program):
         start[i] = stop[i] = host.time
         match step:
-            case Work(lane, duration, issue):
+            case Work(lane, duration, issue, _):
                 if lane == HOST:
                     behind[i] = host
                     stop[i] = host.time + duration

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from crosscurrent.races.causes import RaceKind
 from crosscurrent.races.findings import Finding, RacingAccess, RacingPair
 from crosscurrent.report.document import Report
 from crosscurrent.report.html.markup import Child, Markup, element
 from crosscurrent.report.html.picture import picture
 from crosscurrent.report.source import excerpt, place_of, shape_of, short_op
+from crosscurrent.report.wording import capital, title
 from crosscurrent.trace.records import Site
 
 MAX_PICTURES: Final = 50
@@ -18,13 +18,6 @@ MAX_PICTURES: Final = 50
 
 MAX_PAIRS: Final = 100
 """Further pairs listed for one finding."""
-
-_MEANING = {
-    RaceKind.READ_AFTER_WRITE: "may be read before it is written",
-    RaceKind.WRITE_AFTER_READ: "may be overwritten while it is still read",
-    RaceKind.WRITE_AFTER_WRITE: "is written twice, in either order",
-    RaceKind.REUSE: "may be handed out again while it is still in use",
-}
 
 
 def findings(report: Report) -> Markup | None:
@@ -54,7 +47,7 @@ def _finding(finding: Finding, number: int, report: Report, *, drawn: bool) -> M
         "article",
         element(
             "div",
-            element("h3", f"{number + 1}. {_title(finding)}"),
+            element("h3", f"{number + 1}. {title(finding)}"),
             element(
                 "p",
                 element("span", finding.kind.value, class_="tag"),
@@ -91,11 +84,6 @@ def _finding(finding: Finding, number: int, report: Report, *, drawn: bool) -> M
         id=f"finding-{finding.id}",
         class_="finding",
     )
-
-
-def _title(finding: Finding) -> str:
-    what = shape_of(finding.first.shape, finding.first.dtype) or "Memory"
-    return f"{what} {_MEANING[finding.kind]}"
 
 
 def _proof(finding: Finding) -> Markup | None:
@@ -235,11 +223,6 @@ def _brief(side: RacingAccess) -> Markup:
         f" on {side.lane} at ",
         element("code", place_of(side.site)),
     )
-
-
-def capital(text: str) -> str:
-    """A clause as a sentence of its own."""
-    return text[:1].upper() + text[1:]
 
 
 def prose(text: str) -> list[Child]:

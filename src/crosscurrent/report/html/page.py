@@ -83,7 +83,7 @@ def _verdict(report: Report) -> Markup:
 
 
 def _facts(report: Report) -> Markup | None:
-    waits = sum(wait.times for wait in report.host_waits if wait.record.kind != "query")
+    waits = sum(wait.times for wait in report.host_waits if wait.kind != "query")
     facts = [
         (f"{len(report.findings)}", "missing edge" + "s" * (len(report.findings) != 1)),
         (f"{waits:,}", "host wait" + "s" * (waits != 1)),
@@ -101,7 +101,7 @@ def _facts(report: Report) -> Markup | None:
 def _limits(report: Report) -> Markup:
     text = (
         "The verdict is about the run that was watched: its inputs, its branches, the calls it made. For "
-        "that run it is complete: whatever the sync edges leave open was considered, however unlikely the timing."
+        "that run it is complete: whatever the sync edges leave open was considered, however unlikely."
     )
     return element(
         "footer",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from crosscurrent.report.document import Need, Report, Section
+from crosscurrent.races.advice import Verdict
+from crosscurrent.report.document import Report, Section
 from crosscurrent.report.html.findings import prose
 from crosscurrent.report.html.markup import Child, Markup, element
 from crosscurrent.report.source import place_of
+from crosscurrent.report.wording import reasons
 from crosscurrent.trace.records import Site
 
 
@@ -62,59 +64,57 @@ def _section(section: Section) -> Markup:
 
 def host_waits(report: Report) -> Markup:
     """Where the host stood still."""
-    blocking = [wait for wait in report.host_waits if wait.record.kind != "query"]
-    queries = sum(wait.times for wait in report.host_waits if wait.record.kind == "query")
-    names = {lane.index: lane.name for lane in report.info.lanes}
+    blocking = [wait for wait in report.host_waits if wait.kind != "query"]
+    queries = sum(wait.times for wait in report.host_waits if wait.kind == "query")
     rows = [
         [
-            wait.record.kind,
-            ", ".join(names.get(lane, f"lane {lane}") for lane in wait.lanes) or "nothing to order",
+            wait.kind,
+            ", ".join(wait.streams) or "nothing to order",
             f"{wait.times:,}",
-            _place(_site(report, wait.record.site)),
+            _place(wait.site),
         ]
         for wait in sorted(blocking, key=lambda wait: -wait.times)
     ]
+    text = (
+        "While the host waits, it issues nothing, and streams run dry."
+        if rows
+        else "The host waited nowhere."
+    )
+    found_done = f"Queries that found work done, which orders it as well: {queries:,}."
     return element(
         "section",
         element("h2", "Host waits"),
-        element("p", "While the host waits, it issues nothing: streams run dry.", class_="muted")
-        if rows
-        else None,
-        table(("Call", "Waits for", "Times", "Where"), rows, numeric=(2,))
-        if rows
-        else element("p", "The host waited nowhere."),
-        element(
-            "p", f"Queries that found work done, which orders it as well: {queries:,}.", class_="muted small"
-        )
-        if queries
-        else None,
+        element("p", text, class_="muted" if rows else None),
+        table(("Call", "Waits for", "Times", "Where"), rows, numeric=(2,)) if rows else None,
+        element("p", found_done, class_="muted small") if queries else None,
     )
 
 
 def advice(report: Report) -> Markup:
     """Which sync calls are needed, and which are not."""
-    if not report.advice_given:
-        body = element("p", "Not asked for in this run.", class_="muted")
+    if report.advice is None:
+        body = element("p", "Which of them are needed was not asked in this run.", class_="muted")
     elif not report.advice:
         body = element("p", "There is no sync call to advise on.")
     else:
-        ordered = sorted(report.advice, key=lambda item: item.need is Need.NECESSARY)
+        ordered = sorted(report.advice, key=lambda item: item.verdict is Verdict.NECESSARY)
         rows = [
             [
-                element(
-                    "span",
-                    item.need.value,
-                    class_="tag strong" if item.need is Need.NECESSARY else "tag unsure",
-                ),
-                element("code", item.call),
-                f"{item.times:,}",
+                element("span", item.verdict.value, class_=_tag(item.verdict)),
+                element("code", item.kind),
+                f"{item.waiter} for {item.waited_for or 'nothing'}",
+                f"{item.count:,}",
                 _place(item.site),
-                prose(item.text),
+                [element("div", prose(line)) for line in reasons(item)],
             ]
             for item in ordered
         ]
-        body = table(("Verdict", "Call", "Times", "Where", "Why"), rows, numeric=(2,))
+        body = table(("Verdict", "Call", "Who waits", "Times", "Where", "Why"), rows, numeric=(3,))
     return element("section", element("h2", "Sync calls"), body)
+
+
+def _tag(verdict: Verdict) -> str:
+    return "tag strong" if verdict is Verdict.NECESSARY else "tag unsure"
 
 
 def unknown(report: Report) -> Markup | None:
@@ -122,12 +122,7 @@ def unknown(report: Report) -> Markup | None:
     if not report.unknown:
         return None
     rows = [
-        [
-            element("code", item.record.op),
-            item.record.reason,
-            f"{item.times:,}",
-            _place(_site(report, item.record.site)),
-        ]
+        [element("code", item.op), item.reason, f"{item.times:,}", _place(item.site)]
         for item in report.unknown
     ]
     return element(
@@ -169,10 +164,6 @@ def environment(report: Report) -> Markup | None:
             class_="environment",
         ),
     )
-
-
-def _site(report: Report, site: int) -> Site:
-    return report.info.sites[site] if 0 <= site < len(report.info.sites) else Site("", 0, "")
 
 
 def _place(site: Site) -> Markup:

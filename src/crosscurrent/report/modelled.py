@@ -1,0 +1,60 @@
+"""The overlap of a trace by the cost model: what a run on the stated machine would look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crosscurrent.report.costs import Rates, program_of
+from crosscurrent.report.makespan import play
+from crosscurrent.report.overlap import Activity, Blocked, Overlap, Timeline, analyse
+from crosscurrent.report.source import short_op
+from crosscurrent.trace.records import HOST, HostWait, Op, Record, Site, TraceInfo, WaitEvent
+
+
+def overlap_of_records(records: Sequence[Record], info: TraceInfo, rates: Rates | None = None) -> Overlap:
+    """How the operations of a trace would overlap, and what its sync edges allow."""
+    return analyse(timeline_of(records, info, rates or Rates()))
+
+
+def timeline_of(records: Sequence[Record], info: TraceInfo, rates: Rates) -> Timeline:
+    """What would run when, by the cost model."""
+    program, sources, costs = program_of(records, info, rates)
+    run = play(program)
+    activities: list[Activity] = []
+    blocked: list[Blocked] = []
+    waits: list[tuple[str, Site | None] | None] = []
+    for record, cost, start, stop in zip(sources, costs, run.start, run.stop, strict=True):
+        waits.append(None)
+        if isinstance(record, Op) and record.lane != HOST:
+            lane = info.lanes[record.lane]
+            activities.append(
+                Activity(
+                    start,
+                    stop,
+                    lane.device or 0,
+                    lane.name,
+                    short_op(record.name),
+                    cost.direction,
+                    cost.nbytes,
+                    _site(record.site, info),
+                    cost.pageable,
+                )
+            )
+        elif isinstance(record, HostWait):
+            waits[-1] = (record.kind, _site(record.site, info))
+            if record.kind != "query":
+                blocked.append(Blocked(start, stop, record.kind, _site(record.site, info)))
+        elif isinstance(record, WaitEvent):
+            waits[-1] = (record.via, _site(record.site, info))
+    return Timeline(
+        activities=activities,
+        blocked=blocked,
+        stop=run.makespan,
+        program=program,
+        waits=waits,
+        modelled=str(rates),
+    )
+
+
+def _site(site: int, info: TraceInfo) -> Site | None:
+    return info.sites[site] if 0 <= site < len(info.sites) else None

@@ -1,0 +1,140 @@
+"""A trace for ui.perfetto.dev: lanes as threads, operations as slices, sync edges and races as flows.
+
+The format is the JSON of Chrome's tracing, which Perfetto reads. The times are those of the model clock:
+nothing in it was measured. Each device is a process, each lane one of its threads; the host is a process
+of its own. A flow is drawn from a slice to a slice: from the last operation that an edge covers to the
+first that waits for it. Flows of the category ``race`` join racing pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from crosscurrent.report.document import Report
+from crosscurrent.report.slices import Slice, Slices, slices_of
+from crosscurrent.report.source import place_of, shape_of
+from crosscurrent.trace.records import HOST, Lane, Op, TraceInfo
+
+Event = dict[str, Any]
+
+
+def write(report: Report, path: Path) -> None:
+    """Write the trace in one act.
+
+    Raises:
+        ValueError: the report has no trace; keep it with ``watch(trace=True)``.
+    """
+    if not report.records:
+        raise ValueError("this report has no trace to write; keep it with crosscurrent.watch(trace=True)")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(render(report), encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def render(report: Report) -> str:
+    """The trace as text."""
+    drawing = slices_of(report.records, report.info, report.rates, report.findings)
+    document = {
+        "traceEvents": list(_events(drawing, report)),
+        "displayTimeUnit": "ns",
+        "otherData": {
+            "title": report.title,
+            "verdict": report.headline,
+            "clock": f"model: {report.rates}",
+            **dict(report.environment),
+        },
+    }
+    return json.dumps(document, separators=(",", ":"))
+
+
+def _events(drawing: Slices, report: Report) -> Iterator[Event]:
+    used = {piece.lane for piece in drawing.slices}
+    yield from _names([lane for lane in report.info.lanes if lane.index in used])
+    ops = {record.index: record for record in report.records if isinstance(record, Op)}
+    racing: dict[int, list[str]] = {}
+    for race in drawing.races:
+        for end in (race.first, race.second):
+            racing.setdefault(end, []).append(report.findings[race.finding].id)
+    for position, piece in enumerate(drawing.slices):
+        yield _slice(piece, ops.get(piece.record), racing.get(position, []), report.info)
+    for number, arrow in enumerate(drawing.arrows):
+        ends = drawing.slices[arrow.source], drawing.slices[arrow.target]
+        yield from _flow(f"edge {number}", arrow.via, "sync", *ends, report.info)
+    for race in drawing.races:
+        finding = report.findings[race.finding]
+        ends = drawing.slices[race.first], drawing.slices[race.second]
+        yield from _flow(f"race {race.finding}", f"race: {finding.kind.value}", "race", *ends, report.info)
+
+
+def _names(lanes: list[Lane]) -> Iterator[Event]:
+    for lane in lanes:
+        process = _process(lane)
+        name = "host" if lane.device is None else f"cuda:{lane.device}"
+        for kind, value in (("process_name", name), ("thread_name", lane.name)):
+            yield {"ph": "M", "pid": process, "tid": lane.index, "name": kind, "args": {"name": value}}
+        for kind, order in (("process_sort_index", process), ("thread_sort_index", lane.index)):
+            yield {"ph": "M", "pid": process, "tid": lane.index, "name": kind, "args": {"sort_index": order}}
+
+
+def _process(lane: Lane) -> int:
+    return 1 if lane.device is None else 2 + lane.device
+
+
+def _slice(piece: Slice, op: Op | None, findings: list[str], info: TraceInfo) -> Event:
+    details: Event = {"record": piece.record, "where": _place(piece.site, info)}
+    if op is not None:
+        details["op"] = op.name
+        for word, write in (("reads", False), ("writes", True)):
+            touched = [_access(access) for access in op.accesses if access.write is write]
+            if touched:
+                details[word] = touched
+    if findings:
+        details["races"] = findings
+    event = {
+        "ph": "X",
+        "name": piece.name,
+        "cat": "wait" if piece.wait else "op",
+        **_thread(piece, info),
+        "ts": _microseconds(piece.start),
+        "dur": _microseconds(piece.stop - piece.start),
+        "args": details,
+    }
+    if findings:
+        event["cname"] = "terrible"  # a reserved color, red
+    return event
+
+
+def _access(access: Any) -> str:
+    return f"block {access.block} [{access.region.start}:{access.region.stop}] {shape_of(access.shape, access.dtype)}"
+
+
+def _flow(
+    number: str, name: str, category: str, source: Slice, target: Slice, info: TraceInfo
+) -> Iterator[Event]:
+    """Two events that Perfetto binds to the slices around them: an arrow from one to the other."""
+    shared = {"name": name, "cat": category, "id": number}
+    # A flow has to begin and end within its slices; a slice does not hold its own last moment.
+    start = max(source.start, source.stop - 1)
+    yield {"ph": "s", **shared, **_thread(source, info), "ts": _microseconds(start)}
+    end = max(target.start, target.stop - 1) if target.wait else target.start
+    yield {"ph": "f", "bp": "e", **shared, **_thread(target, info), "ts": _microseconds(end)}
+
+
+def _thread(piece: Slice, info: TraceInfo) -> Event:
+    lane = info.lanes[piece.lane] if piece.lane < len(info.lanes) else Lane(HOST, "host")
+    return {"pid": _process(lane), "tid": piece.lane}
+
+
+def _place(site: int, info: TraceInfo) -> str:
+    return place_of(info.sites[site]) if 0 <= site < len(info.sites) else ""
+
+
+def _microseconds(nanoseconds: int) -> float:
+    return nanoseconds / 1000

@@ -1,0 +1,204 @@
+"""A report on a terminal: the findings with their source lines, then tables.
+
+With colors and boxes where they are wanted; plain text, nothing cut and nothing wrapped, where the output
+is no terminal or ``NO_COLOR`` is set.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from crosscurrent.races.advice import Verdict as Need
+from crosscurrent.races.findings import Finding, RacingAccess
+from crosscurrent.report.document import Report, Verdict
+from crosscurrent.report.overlap import Overlap
+from crosscurrent.report.source import excerpt, place_of, shape_of, short_op
+from crosscurrent.report.wording import capital, reasons, title
+from crosscurrent.trace.records import Site
+
+MOST_PAIRS = 5
+"""Further pairs listed for one finding; the page lists more."""
+
+
+def show(report: Report, console: Console) -> None:
+    """Print everything that the report says, the verdict last: it is what stays on the screen."""
+    plain = is_plain(console)
+    for number, finding in enumerate(report.findings, start=1):
+        _print(console, finding_text(finding, number=number, total=len(report.findings)), plain=plain)
+        _print(console, Text(), plain=plain)
+    for section in report.sections:
+        _table(console, section.title, section.columns, section.rows)
+        if section.text:
+            _print(console, Text(section.text), plain=plain)
+    _table(
+        console,
+        "The host waited",
+        ("call", "waits for", "times", "where"),
+        [
+            (wait.kind, ", ".join(wait.streams) or "nothing to order", f"{wait.times:,}", _place(wait.site))
+            for wait in report.host_waits
+            if wait.kind != "query"
+        ],
+    )
+    if report.advice:
+        _advice(report, console)
+    _table(
+        console,
+        "Not understood: the verdict does not cover these",
+        ("call", "why", "times", "where"),
+        [(what.op, what.reason, f"{what.times:,}", _place(what.site)) for what in report.unknown],
+    )
+    if report.overlap is not None:
+        show_overlap(report.overlap, console)
+    _print(console, _verdict(report), plain=plain)
+
+
+def show_overlap(overlap: Overlap, console: Console) -> None:
+    """Print the analysis of overlap alone."""
+    plain = is_plain(console)
+    for heading, columns, rows in overlap.tables():
+        _table(console, heading, columns, rows, right=range(1, len(columns)))
+    for sentence in overlap.sentences:
+        _print(console, Text(f"- {sentence.replace('`', '')}"), plain=plain)
+
+
+def plain_text(report: Report) -> str:
+    """The report as text, for a file or a log."""
+    stream = io.StringIO()
+    show(report, Console(file=stream, width=100, no_color=True))
+    return stream.getvalue()
+
+
+def is_plain(console: Console) -> bool:
+    """Whether the output is no terminal, or colors are not wanted."""
+    return not console.is_terminal or bool(os.environ.get("NO_COLOR"))
+
+
+def finding_text(finding: Finding, *, number: int = 1, total: int = 1) -> Text:
+    """One finding, with the source of both call sites."""
+    text = Text()
+    count = "" if total == 1 else f"{number} of {total}: "
+    text.append(f"race {count}{title(finding)}", "bold red")
+    times = "" if finding.count == 1 else f", {finding.count:,} racing pairs"
+    text.append(f"\n  {finding.kind.value} on {finding.memory.value} memory{times}  [{finding.id}]\n", "dim")
+    if not finding.certain:
+        text.append("  uncertain: whether the two regions overlap could not be decided\n", "yellow")
+    _side(text, "first", finding.first)
+    _side(text, "second", finding.second)
+    if finding.freed_at is not None:
+        text.append("\n  freed    ", "bold")
+        text.append(f"{_place(finding.freed_at)}\n")
+        _source(text, finding.freed_at)
+    text.append("\n")
+    _line(text, "missing", finding.missing)
+    _line(text, "fix", finding.fix, "green")
+    for note in finding.notes:
+        _line(text, "note", note)
+    for pair in finding.also[:MOST_PAIRS]:
+        times = "" if pair.count == 1 else f" ({pair.count:,} times)"
+        _line(text, "also", f"{pair.kind.value}: {pair.first}; {pair.second}{times}")
+    if len(finding.also) > MOST_PAIRS:
+        _line(text, "also", f"{len(finding.also) - MOST_PAIRS:,} more pairs that the same edge would order")
+    if finding.witness is not None:
+        _line(text, "witness", finding.witness)
+    if finding.schedule is not None:
+        _line(text, "schedule", finding.schedule)
+    text.rstrip()
+    return text
+
+
+def _side(text: Text, label: str, side: RacingAccess) -> None:
+    does = "writes" if side.write else "reads"
+    text.append(f"\n  {label:<9}", "bold")
+    text.append(short_op(side.op), "cyan")
+    text.append(" on ")
+    text.append(side.lane, "bold")
+    text.append(f" {does} {shape_of(side.shape, side.dtype) or 'memory'} at {_place(side.site)}\n")
+    _source(text, side.site)
+
+
+def _source(text: Text, site: Site) -> None:
+    for line in excerpt(site):
+        mark = ">" if line.called else " "
+        row = f"  {mark} {line.number:>5} | {line.text}".rstrip()
+        text.append(f"{row}\n", "bold red" if line.called else "dim")
+
+
+def _line(text: Text, label: str, words: str, style: str = "") -> None:
+    first, *rest = words.splitlines() or [""]
+    text.append(f"  {label:<9}", "bold")
+    text.append(f"{first}\n", style)
+    for more in rest:
+        text.append(f"  {'':<9}{more}\n", style)
+
+
+def _advice(report: Report, console: Console) -> None:
+    rows = [
+        (
+            item.verdict.value,
+            item.kind,
+            f"{item.waiter} for {item.waited_for or 'nothing'}",
+            f"{item.count:,}",
+            _place(item.site),
+            "; ".join(reasons(item, most=1)),
+        )
+        for item in sorted(report.advice or (), key=lambda item: item.verdict is Need.NECESSARY)
+    ]
+    columns = ("verdict", "call", "who waits", "times", "where", "why")
+    _table(console, "Sync calls", columns, rows, right=(3,))
+
+
+def _verdict(report: Report) -> Text:
+    bad = bool(report.findings) or report.verdict in (Verdict.RACES, Verdict.FAILED)
+    style = "bold red" if bad else "bold green" if report.verdict is Verdict.RACE_FREE else "bold yellow"
+    text = Text(report.headline.lower(), style)
+    text.append(f" in {report.title}" + (" (simulated CUDA)" if report.simulated else ""), "default")
+    if report.sentence:
+        text.append(f"\n{capital(report.sentence)}", "default")
+    return text
+
+
+def _table(
+    console: Console,
+    heading: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Iterable[int] = (),
+) -> None:
+    """A table on a terminal; elsewhere columns of plain text, as wide as they have to be."""
+    rows = [tuple(row) for row in rows]
+    if not rows:
+        return
+    if is_plain(console):
+        _print(console, Text(f"{heading}:"), plain=True)
+        widths = [max(map(len, column)) for column in zip(*rows, columns, strict=True)]
+        for row in (columns, *rows):
+            cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+            _print(console, Text(f"  {cells}".rstrip()), plain=True)
+        _print(console, Text(), plain=True)
+        return
+    table = Table(title=heading, title_justify="left", title_style="bold", pad_edge=False, show_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number in set(right) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+    console.print()
+
+
+def _place(site: Site) -> str:
+    return f"{place_of(site)} ({site.function})" if site.function else place_of(site)
+
+
+def _print(console: Console, text: Text, *, plain: bool) -> None:
+    if plain:
+        console.print(text.plain, soft_wrap=True, markup=False, highlight=False, emoji=False)
+    else:
+        console.print(text, highlight=False)

@@ -1,0 +1,43 @@
+"""The report of a watch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from crosscurrent.report.document import HostWaits, Report, Unclear, Verdict, environment
+
+if TYPE_CHECKING:
+    from crosscurrent.races.watch import Watch
+
+
+def report_of(
+    watch: Watch,
+    *,
+    title: str,
+    simulated: bool,
+    traced: bool = False,
+    command: str = "",
+    advise: bool = False,
+) -> Report:
+    """What a watch saw, as a report to render.
+
+    ``traced`` says that the watch kept its trace, which the timeline and the advice need; ``advise``
+    asks which sync calls are needed, which takes longer the more there are.
+    """
+    findings = tuple(watch.findings)
+    unknown = tuple(Unclear(*what, times) for what, times in Counter(watch.unknown).items())
+    verdict = Verdict.RACES if findings else Verdict.NO_VERDICT if unknown else Verdict.RACE_FREE
+    return Report(
+        title=title,
+        verdict=verdict,
+        findings=findings,
+        host_waits=tuple(HostWaits(*wait, times) for wait, times in Counter(watch.host_waits).items()),
+        unknown=unknown,
+        advice=tuple(watch.advice) if traced and advise else None,
+        info=watch.info,
+        records=tuple(watch.records) if traced else (),
+        simulated=simulated,
+        environment=environment(simulated=simulated),
+        command=command,
+    )

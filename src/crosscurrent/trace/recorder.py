@@ -98,8 +98,8 @@ class Recorder:
         self._num_recordings = 0
         self._lanes: dict[tuple[int, int], int] = {}
         self._blocks: dict[int, Block] = {}
-        # Storages die at any time, in the middle of our own work too: they are only noted here.
-        self._dead: deque[tuple[Block, Place]] = deque()
+        # Storages and events die at any time, in the middle of our own work too: they are only noted here.
+        self._dead: deque[tuple[Block, Place] | tuple[None, Any]] = deque()
         self._recordings: dict[Hashable, int] = {}
         self._recorded_at: dict[int, tuple[int, int]] = {}
         self._closed = False
@@ -175,11 +175,9 @@ class Recorder:
             self.put(WaitEvent, self.lane(device, stream), number, self.site, via)
 
     def event_gone(self, event: Hashable) -> None:
-        """``event`` was destroyed, or its handle now means another event."""
-        with self._lock:
-            number = self._recordings.pop(event, None)
-            if number is not None:
-                self.drop_event(number)
+        """``event`` was destroyed, or its handle means another event from now on."""
+        if event in self._recordings:
+            self._dead.append((None, event))
 
     def stream_waited_stream(self, device: int, stream: int, other_device: int, other_stream: int) -> None:
         """``stream.wait_stream(other)``: a recording on the other stream now, and a wait for it."""
@@ -362,13 +360,18 @@ class Recorder:
             self._dead.append((block, self.sites.place()))
 
     def bury(self) -> None:
-        """Report the storages that died since the last call."""
+        """Report the storages and forget the events that died since the last call."""
         while self._dead:
-            block, place = self._dead.popleft()
+            block, what = self._dead.popleft()
+            if block is None:
+                number = self._recordings.pop(what, None)
+                if number is not None:
+                    self.drop_event(number)
+                continue
             if self._blocks.get(block.cdata) is block:
                 del self._blocks[block.cdata]
             if block.memory is not None:
-                self._free(block, self.sites.at(place))
+                self._free(block, self.sites.at(what))
 
     def _free(self, block: Block, site: int) -> None:
         if block.nbytes == 0:

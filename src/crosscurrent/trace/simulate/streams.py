@@ -8,6 +8,7 @@ fills the stand-ins with the methods below, so that the classes themselves stay 
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -187,6 +188,13 @@ class EventMethods:
         self._timing = enable_timing
         self._queue = None
         self._done_at = 0
+
+    def __del__(self) -> None:
+        module = sys.modules.get("crosscurrent.trace.simulate.simulation")
+        simulation = module.active() if module is not None else None
+        if simulation is not None and self.__dict__.get("_queue") is not None:
+            for tracer in simulation.tracers:
+                tracer.event_gone(self._key)
 
     @property
     def event_id(self) -> int:

@@ -36,6 +36,10 @@ class Taps(Protocol):
         """The host waited for an event."""
         ...
 
+    def event_gone(self, event: Hashable) -> None:
+        """An event was destroyed. Called while objects die: it must not do much."""
+        ...
+
     def event_queried_true(self, event: Hashable) -> None:
         """The host saw that an event is done."""
         ...

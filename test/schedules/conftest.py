@@ -105,17 +105,43 @@ class Hand(Script):
         return view
 
     def call(
-        self, lane: int, func: str, *args: Any, out: View | None = None, inplace: bool = False, **kwargs: Any
+        self,
+        lane: int,
+        func: str,
+        *args: Any,
+        out: View | None = None,
+        inplace: bool = False,
+        fills: bool = False,
+        **kwargs: Any,
     ) -> None:
-        """Run an op: views among ``args`` are read, ``out`` is written, ``inplace`` writes the first one."""
+        """Run an op: views among ``args`` are read, ``out`` is written, ``inplace`` writes the first one,
+        and so does ``fills``, without reading it."""
         views = [arg for arg in args if isinstance(arg, View)]
-        accesses = [_access(view, write=False) for view in views]
+        accesses = [_access(view, write=False) for view in views[fills:]]
+        inplace = inplace or fills
         if out is not None:
             accesses.append(_access(out, write=True))
         if inplace:
             accesses.append(_access(views[0], write=True))
         index = self._add(lambda index: Op(index, lane, func, 0, tuple(accesses)))
         self._actions[index] = (Call(func, args, kwargs, (None,) if inplace else (out,)),)
+
+    def update(self, lane: int, view: View, *sources: View, kept: bool = False) -> None:
+        """``view = odd * view + sources + constant``: generic, so that no two updates commute."""
+        number = len(self.records)
+        accesses = [_access(source, write=False) for source in (*sources, view)] + [_access(view, write=True)]
+        if kept:
+            accesses = [access._replace(kept=True) for access in accesses]
+        index = self._add(lambda index: Op(index, lane, "update", 0, tuple(accesses)))
+        self._actions[index] = (
+            Call("aten::mul_.Scalar", (view, 2 * number + 3), {}, (None,)),
+            *(Call("aten::add_.Tensor", (view, source), {}, (None,)) for source in sources),
+            Call("aten::add_.Scalar", (view, 7 * number + 1), {}, (None,)),
+        )
+
+    def fill(self, lane: int, view: View) -> None:
+        """The first write of a new block."""
+        self.call(lane, "aten::fill_.Scalar", view, 1000 + len(self.records), fills=True)
 
     def give(self, lane: int, reads: Mapping[View, Tensor], writes: Mapping[View, Tensor]) -> None:
         """A kernel that nobody can run again."""
@@ -125,17 +151,18 @@ class Hand(Script):
         index = self._add(lambda index: Op(index, lane, "kernel", 0, tuple(accesses)))
         self._actions[index] = (Given(tuple(reads.items()), tuple(writes.items())),)
 
-    def read(self, lane: int, view: View, name: str) -> None:
+    def read(self, lane: int, view: View, name: str, *, kept: bool = False) -> None:
         """The host gets a copy of a tensor; it does not wait."""
         number = -1 - len(self._host_reads)
         copy = View(number, view.dtype, view.shape, _contiguous(view.shape), 0)
         self._buffers[number] = Buffer(view.numel * view.torch_dtype.itemsize, poison_of(view.torch_dtype))
-        index = self._add(lambda index: Op(index, lane, "aten::copy_", 0, (_access(view, write=False),)))
+        access = _access(view, write=False)._replace(kept=kept)
+        index = self._add(lambda index: Op(index, lane, "aten::copy_", 0, (access,)))
         self._actions[index] = (Call("aten::copy_", (copy, view), {}, (None,)),)
         self._host_reads.append(HostRead(copy, name))
 
     def program(self, **names: View) -> Program:
-        lanes = max(record.lane for record in self.records if isinstance(record, Op))
+        lanes = max((record.lane for record in self.records if isinstance(record, Op)), default=0)
         return Program(
             records=tuple(self.records),
             info=TraceInfo([Lane(i, f"lane {i}") for i in range(lanes + 1)], [Site("hand.py", 1, "hand")]),
@@ -177,6 +204,6 @@ def hand() -> Hand:
     return Hand()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def new_hand() -> Callable[[], Hand]:
     return Hand

@@ -84,6 +84,18 @@ def test_what_the_host_read_counts(hand: Hand) -> None:
     ]
 
 
+def test_every_byte_of_a_block_counts(hand: Hand) -> None:
+    """Also those that its widest view, here that of the even elements, leaves out."""
+    x = hand.full(MAIN, torch.arange(8, dtype=torch.int64))
+    even, odd = x._replace(shape=(4,), strides=(2,)), x._replace(shape=(4,), strides=(2,), offset=1)
+    hand.update(MAIN, even)
+    hand.update(MAIN, odd)
+    hand.update(SIDE, odd)
+    replayer = Replayer(hand.program())
+    assert [change.elements for change in replayer.run((0, 2, 1)).changes] == [4]
+    assert replayer.run((2, 0, 1)).changes == replayer.run((0, 2, 1)).changes
+
+
 def refilled_while_read(hand: Hand, *, told: bool) -> tuple[Replayer, Replayer]:
     source, other = hand.full(MAIN, ones(4)), hand.full(MAIN, 7 * ones(4))
     a = hand.empty(MAIN, 4)

@@ -175,17 +175,26 @@ def views_of(action: Action) -> Iterator[View]:
         yield from (view for view, _ in (*action.reads, *action.writes))
 
 
-def widest_views(program: Program) -> dict[int, View]:
-    """By block: the view that shows most of it, the first of equals."""
+def whole_views(program: Program) -> dict[int, View]:
+    """By block that is used: a view of all of it, in the type and, if it can be, the shape of its widest view."""
     widest: dict[int, View] = {}
     for actions in program.actions.values():
         for action in actions:
             for view in views_of(action):
-                size = view.numel * view.torch_dtype.itemsize
                 known = widest.get(view.block)
-                if known is None or size > known.numel * known.torch_dtype.itemsize:
+                if known is None or _size(view) > _size(known):
                     widest[view.block] = view
+    for block, view in widest.items():
+        nbytes = program.buffers[block].nbytes
+        if view.offset or _size(view) != nbytes:
+            whole, rest = divmod(nbytes, view.torch_dtype.itemsize)
+            dtype, count = (view.dtype, whole) if not rest else ("uint8", nbytes)
+            widest[block] = View(block, dtype, (count,), (1,), 0)
     return widest
+
+
+def _size(view: View) -> int:
+    return view.numel * view.torch_dtype.itemsize
 
 
 def poison_of(dtype: torch.dtype) -> int:

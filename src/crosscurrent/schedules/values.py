@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crosscurrent.schedules.arena import Arena
 from crosscurrent.schedules.compiled import different
-from crosscurrent.schedules.program import Program, View, widest_views
+from crosscurrent.schedules.program import Program, View, whole_views
 from crosscurrent.schedules.reuse import blocks_of
 from crosscurrent.trace.records import Alloc
 
@@ -65,7 +65,7 @@ class Values:
         handed_on = set(arena.taken.values())
         self._alive: list[tuple[str, View]] = []
         self._freed: list[tuple[str, View]] = []
-        for block, view in sorted(widest_views(program).items()):
+        for block, view in sorted(whole_views(program).items()):
             if block >= 0 and block not in handed_on:
                 freed = block in blocks and blocks[block].stop is not None
                 (self._freed if freed else self._alive).append((self._describe(block, view), view))

@@ -51,9 +51,9 @@ class StreamLog:
         self._numbers = [0]
         self._queues = [queue]
 
-    def changed(self, queue: Queue) -> None:
-        """Nodes made from now on belong to ``queue``."""
-        number = sequence_number()
+    def changed(self, queue: Queue, since: int | None = None) -> None:
+        """Nodes made from now on, or since a sequence number, belong to ``queue``."""
+        number = sequence_number() if since is None else since
         if self._numbers[-1] >= number:
             if len(self._queues) > 1 and self._queues[-2] is queue:
                 del self._numbers[-1], self._queues[-1]
@@ -89,9 +89,7 @@ class Engine:
         """Run a backward pass; the arguments are those of the real engine."""
         simulation = self._simulation
         thread = simulation.queues.thread
-        plain = all(
-            log.knows_only(queue) for log, queue in zip(thread.logs, thread.current, strict=True)
-        )
+        plain = all(log.knows_only(queue) for log, queue in zip(thread.logs, thread.current, strict=True))
         if plain and simulation.num_devices == 1 and thread.backward is None:
             return self._real.run_backward(roots, grads, *args, **kwargs)
         inputs = args[2] if len(args) > 2 else kwargs.get("inputs", ())
@@ -119,6 +117,9 @@ class Pass:
         self._started: Any = None
         self._edges: Iterator[None] | None = None
         self._sum_on: Queue | None = None
+        self.since = 0
+        """The sequence number at which the last node, or sum between nodes, was done. An op has its number
+        already when it shows that the next node has begun."""
         self._walk([node for node, _ in map(_edge_of, roots)])
         self._needed = self._find_needed() if self._targets else None
 
@@ -173,6 +174,7 @@ class Pass:
                     self._leaves.add(consumer)
                 if isinstance(grad, Tensor):
                     self._used(grad, consumer, producer)
+        self.since = sequence_number()
         return [node.register_hook(self._hook(node)) for node in self._nodes]
 
     def end(self) -> None:
@@ -205,11 +207,11 @@ class Pass:
         self._started = node
         device = self._devices.get(node, HOST)
         if device == HOST:
-            self.simulation.restore_streams(self.ambient, self.device)
+            self.simulation.restore_streams(self.ambient, self.device, self.since)
             return
         current = list(self.simulation.queues.defaults)
         current[device] = self.queue_of(node, device)
-        self.simulation.restore_streams(current, device)
+        self.simulation.restore_streams(current, device, self.since)
 
     def _hook(self, node: Any) -> Callable[[Any, Any], None]:
         def done(outputs: Any, inputs: Any) -> None:
@@ -230,6 +232,7 @@ class Pass:
     def go_on(self) -> None:
         """Hand over gradients until the engine has a sum to do, or all are handed over."""
         assert self._edges is not None
+        self.since = sequence_number()
         if next(self._edges, self) is self:
             self._edges = None
             self._started = None

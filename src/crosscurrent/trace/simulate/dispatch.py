@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from crosscurrent.trace.simulate.simulation import Simulation
 
 HOST = -1
+strided = torch.strided
 
 
 class SimulatedDispatch(TorchDispatchMode):
@@ -57,9 +58,10 @@ class SimulatedDispatch(TorchDispatchMode):
                 tracer.before(func, args, kwargs)
         out = func(*args, **kwargs)
         if device != HOST:
-            if type(out) is Tensor:
-                if self._get_block(out.untyped_storage()._cdata) is None:
-                    simulation.memory.tag(out.untyped_storage(), device)
+            if type(out) is Tensor and out.layout is strided:
+                storage = out.untyped_storage()
+                if self._get_block(storage._cdata) is None:
+                    simulation.memory.tag(storage, device)
             else:
                 self.tag_results(out, device)
             if device >= 0:
@@ -94,7 +96,8 @@ class SimulatedDispatch(TorchDispatchMode):
         outer, device = list(thread.current), thread.device
         queue = run.sums_on
         assert queue is not None
-        self.simulation.restore_streams([*outer[: queue.device], queue, *outer[queue.device + 1 :]])
+        current = [*outer[: queue.device], queue, *outer[queue.device + 1 :]]
+        self.simulation.restore_streams(current, since=run.since)
         try:
             if queue.capture is not None:
                 return queue.capture.call(self, plan, func, args, kwargs, queue)
@@ -172,7 +175,11 @@ class SimulatedDispatch(TorchDispatchMode):
                 elif device != block.device and not mixed:
                     raise plans.device_error(func, device, block.device)
         if device != HOST:
-            if host is not None and not mixed and (host.dim() > 0 or plans.writes_to(func, args, kwargs, host)):
+            if (
+                host is not None
+                and not mixed
+                and (host.dim() > 0 or plans.writes_to(func, args, kwargs, host))
+            ):
                 raise plans.device_error(func, device, HOST)
             for tensor in loose or ():
                 self.simulation.memory.retag(tensor.untyped_storage(), device)

@@ -102,7 +102,9 @@ class Capture:
                     "capture, and the capturing stream does not wait for it before the capture ends"
                 )
 
-    def call(self, mode: SimulatedDispatch, plan: Any, func: Any, args: Any, kwargs: Any, queue: Queue) -> Any:
+    def call(
+        self, mode: SimulatedDispatch, plan: Any, func: Any, args: Any, kwargs: Any, queue: Queue
+    ) -> Any:
         """Capture one call."""
         self._check_allowed(func, args)
         schema = getattr(func, "_schema", None)
@@ -225,7 +227,9 @@ class GraphMethods:
         self._ready = not capture.invalid
         if capture.invalid:
             self._clear()
-            raise torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
+            raise torch.AcceleratorError(
+                "CUDA error: operation failed due to a previous error during capture"
+            )
         try:
             capture.check_joined()
         except RuntimeError:

@@ -130,3 +130,19 @@ def _install_parsing(simulation: Simulation, patches: Patches) -> None:
         return real_parse(*args, **kwargs)
 
     patches.set(torch._C._nn, "_parse_to", parse_to)
+    _install_one_hot(patches)
+
+
+def _install_one_hot(patches: Patches) -> None:
+    """On the CPU it looks at the values, which would make the host wait; on a GPU it does not."""
+    real = torch._C._nn.one_hot  # type: ignore[attr-defined]
+
+    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        if num_classes <= 0 or not tensor.is_cuda:
+            encoded: torch.Tensor = real(tensor, num_classes)
+            return encoded
+        zeros = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
+        return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    patches.set(torch._C._nn, "one_hot", one_hot)
+    patches.set(torch.nn.functional, "one_hot", one_hot)

@@ -109,7 +109,25 @@ def _waiting(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
 def _mixed(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     if func is _aten.copy_.default:
         return _copy(mode, func, args, kwargs)
+    if "index" in func._schema.name:
+        _check_indices(mode, args)
     return mode.run(func, args, kwargs, mixed=True)
+
+
+def _check_indices(mode: SimulatedDispatch, args: Any) -> None:
+    """Indices of the host can select from a device, not the other way round."""
+    device_of = mode.simulation.memory.device_of
+    here = device_of(args[0])
+    for index in args[1]:
+        there = device_of(index) if isinstance(index, Tensor) else HOST
+        if there not in (HOST, here):
+            name = "cpu" if here == HOST else f"cuda:{here}"
+            raise RuntimeError(
+                f"indices should be either on cpu or on the same device as the indexed tensor ({name})"
+            )
+    values = args[2] if len(args) > 2 and isinstance(args[2], Tensor) else None
+    if values is not None and values.dim() and device_of(values) != here:
+        raise device_error("index_put_", here, device_of(values))
 
 
 def _copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:

@@ -61,7 +61,15 @@ _MODULES = {
 }  # fmt: skip
 """Names inside the modules of ``torch.cuda`` that are refused."""
 
-_BINDINGS = ("_broadcast", "_broadcast_out", "_broadcast_coalesced", "_scatter", "_scatter_out", "_gather", "_gather_out")
+_BINDINGS = (
+    "_broadcast",
+    "_broadcast_out",
+    "_broadcast_coalesced",
+    "_scatter",
+    "_scatter_out",
+    "_gather",
+    "_gather_out",
+)
 """C++ functions behind ``torch.nn.parallel`` and ``torch.cuda.comm``."""
 
 _TENSORS = {

@@ -198,18 +198,20 @@ class Simulation:
             return torch.device("cuda", self.device_index(device))
         return torch.device("cpu") if device.type == "cpu" else device
 
-    def switch_to(self, queue: Queue) -> None:
-        """Make a queue the current one of its device, for this thread."""
+    def switch_to(self, queue: Queue, since: int | None = None) -> None:
+        """Make a queue the current one of its device, for this thread; see ``StreamLog.changed``."""
         thread = self.queues.thread
         thread.current[queue.device] = queue
-        thread.logs[queue.device].changed(queue)
+        thread.logs[queue.device].changed(queue, since)
 
-    def restore_streams(self, current: list[Queue], device: int | None = None) -> None:
+    def restore_streams(
+        self, current: list[Queue], device: int | None = None, since: int | None = None
+    ) -> None:
         """Make these the current streams of this thread, one per device, and ``device`` the current one."""
         thread = self.queues.thread
         for index, queue in enumerate(current):
             if thread.current[index] is not queue:
-                self.switch_to(queue)
+                self.switch_to(queue, since)
         if device is not None:
             thread.device = device
 
@@ -299,7 +301,12 @@ class Simulation:
     def _captures(self) -> Iterable[Capture]:
         if not self.attention:
             return ()
-        return {q.capture for d in range(self.num_devices) for q in self.queues.of_device(d) if q.capture is not None}
+        return {
+            q.capture
+            for d in range(self.num_devices)
+            for q in self.queues.of_device(d)
+            if q.capture is not None
+        }
 
     @contextmanager
     def muted(self) -> Iterator[None]:

@@ -67,7 +67,9 @@ def _copies(simulation: Simulation) -> dict[str, object]:
         return _bytes_of(self).to(target, non_blocking=non_blocking).untyped_storage()
 
     def cuda(self: UntypedStorage, device: Any = None, non_blocking: bool = False) -> UntypedStorage:
-        return to(self, device=torch.device("cuda", simulation.device_index(device)), non_blocking=non_blocking)
+        return to(
+            self, device=torch.device("cuda", simulation.device_index(device)), non_blocking=non_blocking
+        )
 
     def cpu(self: UntypedStorage) -> UntypedStorage:
         return to(self, device=_CPU)

@@ -155,7 +155,12 @@ def _moves(simulation: Simulation) -> dict[str, object]:
         return move(self, _CPU, None, False, memory_format)
 
     def copy_(self: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
-        if isinstance(src, Tensor) and src.requires_grad and torch.is_grad_enabled() and src.device != self.device:
+        if (
+            isinstance(src, Tensor)
+            and src.requires_grad
+            and torch.is_grad_enabled()
+            and src.device != self.device
+        ):
             src = _ReturnTo.apply(src)  # type: ignore[no-untyped-call]
         return real_copy(self, src, non_blocking)
 
@@ -296,7 +301,9 @@ def _others(simulation: Simulation) -> dict[str, object]:
 
     def record_stream(self: Tensor, s: Any) -> None:
         if memory.device_of(self) < 0:
-            raise NotImplementedError("record_stream is only for tensors on a CUDA device, this one is on the CPU")
+            raise NotImplementedError(
+                "record_stream is only for tensors on a CUDA device, this one is on the CPU"
+            )
         if not isinstance(s, torch.Stream):
             raise TypeError(f"record_stream(): expected a stream, got {type(s).__name__}")
         for tracer in simulation.tracers:
@@ -320,7 +327,12 @@ def _others(simulation: Simulation) -> dict[str, object]:
     def is_shared(self: Tensor) -> bool:
         return memory.device_of(self) >= 0 or real_set_data(self)
 
-    return {"record_stream": record_stream, "type": type_, "share_memory_": share_memory_, "is_shared": is_shared}
+    return {
+        "record_stream": record_stream,
+        "type": type_,
+        "share_memory_": share_memory_,
+        "is_shared": is_shared,
+    }
 
 
 def _dtype_of(name: str) -> torch.dtype:

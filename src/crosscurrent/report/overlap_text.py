@@ -37,9 +37,9 @@ def sentences(overlap: Overlap) -> tuple[str, ...]:
     found += _hidden(overlap)
     found += _why_small(overlap)
     if overlap.num_pageable:
-        noun = "copy uses" if overlap.num_pageable == 1 else "copies use"
+        verb = "is" if overlap.num_pageable == 1 else "are"
         found.append(
-            f"{overlap.num_pageable:,} of {overlap.num_copies:,} {noun} pageable memory: the host takes part "
+            f"{overlap.num_pageable:,} of {overlap.num_copies:,} copies {verb} with pageable memory: the host takes part "
             "in them and cannot run ahead. Pin the buffers once, and copy with `non_blocking=True`."
         )
     found += _blocked(overlap)

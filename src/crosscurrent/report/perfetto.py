@@ -17,7 +17,7 @@ from typing import Any
 from crosscurrent.report.document import Report
 from crosscurrent.report.slices import Slice, Slices, slices_of
 from crosscurrent.report.source import place_of, shape_of
-from crosscurrent.trace.records import HOST, Lane, Op, TraceInfo
+from crosscurrent.trace.records import HOST, Access, Lane, Op, TraceInfo
 
 Event = dict[str, Any]
 
@@ -65,12 +65,12 @@ def _events(drawing: Slices, report: Report) -> Iterator[Event]:
     for position, piece in enumerate(drawing.slices):
         yield _slice(piece, ops.get(piece.record), racing.get(position, []), report.info)
     for number, arrow in enumerate(drawing.arrows):
-        ends = drawing.slices[arrow.source], drawing.slices[arrow.target]
-        yield from _flow(f"edge {number}", arrow.via, "sync", *ends, report.info)
+        shared = {"name": arrow.via, "cat": "sync", "id": f"edge {number}"}
+        yield from _flow(shared, drawing.slices[arrow.source], drawing.slices[arrow.target], report.info)
     for race in drawing.races:
         finding = report.findings[race.finding]
-        ends = drawing.slices[race.first], drawing.slices[race.second]
-        yield from _flow(f"race {race.finding}", f"race: {finding.kind.value}", "race", *ends, report.info)
+        shared = {"name": f"race: {finding.kind.value}", "cat": "race", "id": f"race {race.finding}"}
+        yield from _flow(shared, drawing.slices[race.first], drawing.slices[race.second], report.info)
 
 
 def _names(lanes: list[Lane]) -> Iterator[Event]:
@@ -111,15 +111,13 @@ def _slice(piece: Slice, op: Op | None, findings: list[str], info: TraceInfo) ->
     return event
 
 
-def _access(access: Any) -> str:
-    return f"block {access.block} [{access.region.start}:{access.region.stop}] {shape_of(access.shape, access.dtype)}"
+def _access(access: Access) -> str:
+    where = f"block {access.block} [{access.region.start}:{access.region.stop}]"
+    return f"{where} {shape_of(access.shape, access.dtype)}".rstrip()
 
 
-def _flow(
-    number: str, name: str, category: str, source: Slice, target: Slice, info: TraceInfo
-) -> Iterator[Event]:
+def _flow(shared: Event, source: Slice, target: Slice, info: TraceInfo) -> Iterator[Event]:
     """Two events that Perfetto binds to the slices around them: an arrow from one to the other."""
-    shared = {"name": name, "cat": category, "id": number}
     # A flow has to begin and end within its slices; a slice does not hold its own last moment.
     start = max(source.start, source.stop - 1)
     yield {"ph": "s", **shared, **_thread(source, info), "ts": _microseconds(start)}

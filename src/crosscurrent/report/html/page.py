@@ -23,7 +23,8 @@ def write(report: Report, path: Path) -> None:
     """Write the page in one act: a reader never finds half of it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(render(report), encoding="utf-8")
+        # Names of files that are no text (undecodable bytes) must not cost the report.
+        partial.write_text(render(report), encoding="utf-8", errors="backslashreplace")
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -260,9 +260,9 @@ class TestConfig:
         [
             ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
             ({"num_layers": 0}, "num_layers"),
-            ({"num_groups": 3}, "multiple of num_groups"),
+            ({"num_groups": 3}, "num_heads 4 is no multiple of num_groups 3"),
             ({"num_groups": 0}, "groups must be at least 1"),
-            ({"num_heads": 5, "num_groups": 5}, "embed_size must be a multiple"),
+            ({"num_heads": 5, "num_groups": 5}, "embed_size 64 is no multiple of num_heads 5"),
             ({"head_size": 3}, "head_size must be even"),
             ({"mlp_size": 0}, "hidden_size must be at least 1"),
         ],

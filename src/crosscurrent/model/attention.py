@@ -39,18 +39,24 @@ def attend(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tens
     Returns the output in the dtype of the queries, and the log-sum-exp of the scaled scores in float32
     (float64 for float64), which `attend_backward` and `summed_weights` need.
     """
-    _check_shapes(q_BHCD, k_BGSD)
+    (H, C), (G, S) = q_BHCD.shape[1:3], k_BGSD.shape[1:3]
+    if H % G or C > S:
+        raise ValueError(
+            f"got {H} heads, {G} groups, {C} queries, {S} keys; expected a whole number of heads a group and "
+            f"no more queries than keys: pass q as [B, H, C, D] and k, v as [B, G, S, D]"
+        )
     if _is_fused(q_BHCD):
         return _flash_forward(q_BHCD, k_BGSD, v_BGSD)
-    B, H, C, D = q_BHCD.shape
-    S = k_BGSD.shape[2]
+    B, D = q_BHCD.shape[0], q_BHCD.shape[-1]
     q, k, v = (_wide(t) for t in (q_BHCD, k_BGSD, v_BGSD))
     k_NSD, v_NSD = k.flatten(0, 1), v.flatten(0, 1)
     out = q_BHCD.new_empty(B, C, H, D).transpose(1, 2)
     lse = q.new_empty(B, H, C)
     for start, stop, seen in _tiles(B * H, C, S):
         scores = _scores(q[:, :, start:stop], k_NSD[:, :seen])
-        _mask_future_(scores, stop - start)
+        if stop - start > 1:
+            future = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu_(1)
+            _square(scores, stop - start).masked_fill_(future, -math.inf)
         # By hand and not with softmax, since the log-sum-exp comes from the same pass.
         top = scores.amax(-1, keepdim=True)
         scores.sub_(top).exp_()
@@ -107,8 +113,7 @@ def summed_weights(q_BHCD: Tensor, k_BGSD: Tensor, lse_BHC: Tensor) -> Tensor:
     q_BHCD, k_NSD = _wide(q_BHCD), _wide(k_BGSD).flatten(0, 1)
     sums = lse_BHC.new_empty(B * G, S)
     for start, stop, seen in reversed(list(_tiles(B * H, C, S))):
-        rows = slice(start, stop)
-        tile = _weights(q_BHCD[:, :, rows], k_NSD[:, :seen], lse_BHC[:, :, rows])
+        tile = _weights(q_BHCD[:, :, start:stop], k_NSD[:, :seen], lse_BHC[:, :, start:stop])
         if stop == C:
             torch.sum(tile, dim=1, out=sums)
         else:
@@ -136,19 +141,9 @@ def attention(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
     return _Attention.apply(q_BHCD, k_BGSD, v_BGSD)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _check_shapes(q_BHCD: Tensor, k_BGSD: Tensor) -> None:
-    (H, C), (G, S) = q_BHCD.shape[1:3], k_BGSD.shape[1:3]
-    if H % G or C > S:
-        raise ValueError(
-            f"got {H} heads, {G} groups, {C} queries, {S} keys; expected a whole number of heads a group and "
-            f"no more queries than keys: pass q as [B, H, C, D] and k, v as [B, G, S, D]"
-        )
-
-
 def _is_fused(q: Tensor) -> bool:
-    head_size = q.shape[-1]
-    # What the fused kernels can do: head sizes that are multiples of 8, at most 256.
-    return q.is_cuda and q.dtype in _HALF_DTYPES and head_size % 8 == 0 and head_size <= 256
+    # The fused kernels know head sizes that are multiples of 8, at most 256.
+    return q.is_cuda and q.dtype in _HALF_DTYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -172,7 +167,7 @@ def _by_group(x_BHCX: Tensor, num: int) -> Tensor:
 def _scores(q_BHCD: Tensor, k_NSD: Tensor) -> Tensor:
     """Scaled scores [B * G, R * C, S] before the mask."""
     q_NMD = _by_group(q_BHCD, k_NSD.shape[0])
-    scores = q_NMD.new_empty(q_NMD.shape[0], q_NMD.shape[1], k_NSD.shape[1])
+    scores = q_NMD.new_empty(*q_NMD.shape[:2], k_NSD.shape[1])
     # With beta=0 the product is scaled on its way out, and what was in the buffer is ignored.
     return scores.baddbmm_(q_NMD, k_NSD.mT, beta=0, alpha=1.0 / math.sqrt(q_NMD.shape[-1]))
 
@@ -190,12 +185,6 @@ def _weights(q_BHCD: Tensor, k_NSD: Tensor, lse_BHC: Tensor) -> Tensor:
 def _square(scores_NMS: Tensor, queries: int) -> Tensor:
     """The last C columns [B * G, R, C, C], the only ones where some key is in the future."""
     return scores_NMS.view(scores_NMS.shape[0], -1, queries, scores_NMS.shape[-1])[..., -queries:]
-
-
-def _mask_future_(scores_NMS: Tensor, queries: int) -> None:
-    if queries > 1:
-        future = torch.ones(queries, queries, dtype=torch.bool, device=scores_NMS.device).triu_(1)
-        _square(scores_NMS, queries).masked_fill_(future, -math.inf)
 
 
 def _flash_forward(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tensor]:

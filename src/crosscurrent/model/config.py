@@ -67,14 +67,10 @@ class ModelConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_heads % self.groups:
-            raise ValueError(
-                f"num_heads must be a multiple of num_groups, got {self.num_heads} and {self.groups}"
-            )
+            raise ValueError(f"num_heads {self.num_heads} is no multiple of num_groups {self.groups}")
         if self.head_size is None and self.embed_size % self.num_heads:
-            raise ValueError(
-                f"embed_size must be a multiple of num_heads, got {self.embed_size} and {self.num_heads}; "
-                f"change one, or set head_size"
-            )
+            sizes = f"embed_size {self.embed_size} is no multiple of num_heads {self.num_heads}"
+            raise ValueError(f"{sizes}: change one of them, or set head_size")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"head_size must be even and at least 2, got {self.head_dim}")
 
@@ -105,9 +101,9 @@ class ModelConfig:
         return ModelConfig(**{**SIZES[name], **overrides})
 
 
-def _size(num_layers: int, embed_size: int, num_heads: int, num_groups: int) -> dict[str, Any]:
-    shape = {"num_layers": num_layers, "embed_size": embed_size}
-    return {"vocab_size": 256, **shape, "num_heads": num_heads, "num_groups": num_groups}
+def _size(num_layers: int, embed_size: int, num_heads: int, num_groups: int, **others: Any) -> dict[str, Any]:
+    shape = {"num_layers": num_layers, "embed_size": embed_size, "num_heads": num_heads}
+    return {"vocab_size": 256, **shape, "num_groups": num_groups, **others}
 
 
 # Bytes as tokens. The last two have the shapes of common open models of 1 and 8 billion parameters.
@@ -115,6 +111,6 @@ SIZES = {
     "tiny": _size(4, 64, 4, 2),
     "small": _size(8, 256, 8, 2),
     "medium": _size(16, 1024, 16, 4),
-    "large": _size(16, 2048, 32, 8) | {"mlp_size": 8192, "rope_theta": 500_000.0},
-    "xlarge": _size(32, 4096, 32, 8) | {"mlp_size": 14336, "rope_theta": 500_000.0},
+    "large": _size(16, 2048, 32, 8, mlp_size=8192, rope_theta=500_000.0),
+    "xlarge": _size(32, 4096, 32, 8, mlp_size=14336, rope_theta=500_000.0),
 }

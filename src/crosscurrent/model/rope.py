@@ -12,17 +12,13 @@ frequency is off by several hundredths of a radian a million tokens in.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-class Angles(NamedTuple):
-    """Cosines and sines [T, D/2] of T consecutive positions."""
-
-    cos_TF: Tensor
-    sin_TF: Tensor
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines [T, D/2] of T consecutive positions."""
 
 
 class Rope:
@@ -37,18 +33,17 @@ class Rope:
         """Angles of the positions start .. start + length, in float32 or wider, made on the device."""
         dtype = torch.promote_types(dtype, torch.float32)
         key = (start, length, device, dtype)
-        if self._last is None or self._last[0] != key:
-            self._last = (key, self._compute(start, length, device, dtype))
-        return self._last[1]
-
-    def _compute(self, start: int, length: int, device: torch.device, dtype: torch.dtype) -> Angles:
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
         # An inference tensor, kept for the next training step, could not be saved for backward.
         with torch.inference_mode(False), torch.no_grad():
-            exponents = torch.arange(0, self._head_size, 2, device=device, dtype=torch.float64)
-            frequencies_F = torch.pow(self._theta, exponents / -self._head_size)
+            exponents_F = torch.arange(0, self._head_size, 2, device=device, dtype=torch.float64)
+            frequencies_F = torch.pow(self._theta, exponents_F / -self._head_size)
             positions_T = torch.arange(start, start + length, device=device, dtype=torch.float64)
             angles_TF = positions_T[:, None] * frequencies_F
-            return Angles(angles_TF.cos().to(dtype), angles_TF.sin().to(dtype))
+            angles = angles_TF.cos().to(dtype), angles_TF.sin().to(dtype)
+        self._last = (key, angles)
+        return angles
 
 
 class _Rotate(torch.autograd.Function):
@@ -57,13 +52,12 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
         ctx.save_for_backward(cos_TF, sin_TF)
-        return _turn(x, cos_TF, sin_TF, 1)
+        return _turn(x, cos_TF, sin_TF, sign=1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        cos_TF, sin_TF = ctx.saved_tensors
-        return _turn(grad, cos_TF, sin_TF, -1), None, None
+        return _turn(grad, *ctx.saved_tensors, sign=-1), None, None
 
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
@@ -71,7 +65,7 @@ def rotate(x: Tensor, angles: Angles) -> Tensor:
     return _Rotate.apply(x, *angles)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _turn(x: Tensor, cos_TF: Tensor, sin_TF: Tensor, sign: int) -> Tensor:
+def _turn(x: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, sign: int) -> Tensor:
     half = x.shape[-1] // 2
     low, high = x[..., :half], x[..., half:]
     out = torch.empty_like(x)

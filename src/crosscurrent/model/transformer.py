@@ -88,9 +88,8 @@ class Block(nn.Module):
 
     def project(self, x_BTE: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, T, D], keys and values [B, G, T, D] of the positions start .. start + T."""
-        normed = self.attention_norm(x_BTE)
-        q_BHTD = self._rotated(self.attention.q(normed), start)
-        return q_BHTD, *self._keys_values(normed, start)
+        normed_BTE = self.attention_norm(x_BTE)
+        return self._rotated(self.attention.q(normed_BTE), start), *self._keys_values(normed_BTE, start)
 
     def project_kv(self, x_BTE: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Keys and values only, to the same bits as `project`."""
@@ -106,8 +105,8 @@ class Block(nn.Module):
         return self.finish(x_BTE, attention(*self.project(x_BTE, start)))
 
     def _keys_values(self, normed_BTE: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        k_BGTD = self._rotated(self.attention.k(normed_BTE), start)
-        return k_BGTD, self._heads(self.attention.v(normed_BTE))
+        v_BGTD = self._heads(self.attention.v(normed_BTE))
+        return self._rotated(self.attention.k(normed_BTE), start), v_BGTD
 
     def _heads(self, x_BTW: Tensor) -> Tensor:
         return x_BTW.view(*x_BTW.shape[:2], -1, self.head_size).transpose(1, 2)
@@ -118,10 +117,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Token embedding and blocks: everything below the head.
-
-    With `config.lora` all but the low-rank parameters are frozen.
-    """
+    """Everything below the head. With `config.lora` all but the low-rank parameters are frozen."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -162,16 +158,16 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig, transformer: Transformer | None = None) -> None:
         super().__init__()
         if config.tie_embeddings != (transformer is not None):
+            given = "no transformer" if transformer is None else "a transformer"
             raise ValueError(
-                f"got tie_embeddings={config.tie_embeddings} and {'no' if transformer is None else 'a'} "
-                f"transformer; a tied head is Head(config, transformer), an untied one Head(config)"
+                f"got tie_embeddings={config.tie_embeddings} and {given}; a tied head is made as "
+                f"Head(config, transformer), an untied one as Head(config)"
             )
         self.norm = RMSNorm(config.embed_size, eps=config.norm_eps)
         if transformer is not None:
             self.weight = transformer.embedding.weight
         else:
-            self.weight = nn.Parameter(torch.empty(config.vocab_size, config.embed_size))
-            nn.init.normal_(self.weight, std=_INIT_STD)
+            self.weight = nn.Parameter(torch.randn(config.vocab_size, config.embed_size) * _INIT_STD)
         if config.lora is not None:
             self.requires_grad_(False)
 

@@ -115,17 +115,22 @@ class GradientAccumulator:
         leaves = self.shadows.replacing(cell)
         for column in reversed(columns):
             self.prefetcher.advance()
-            x_BTE, evictions = self._receive_record(row, column)
+            gradient_BTE = self._receive_gradient(row, column)
             self._restore(row, column, caches)
+            x_BTE, evictions = self._receive_record(row, column)
             x_BTE = x_BTE.detach().requires_grad_(
                 row.index > self.call.first_row or self.call.embedding_trains
             )
             with torch.enable_grad():
                 arguments = (x_BTE, column.start, caches, evictions)
                 top_BTE = functional_call(cell, leaves, arguments, tie_weights=False)
-            self._backward(row, column, top_BTE)
-            del top_BTE
+            if gradient_BTE is None:
+                torch.autograd.backward(top_BTE, torch.zeros_like(top_BTE))
+            else:
+                torch.autograd.backward(top_BTE, gradient_BTE)
+                self.buffers.gradients_in.release()
             self.buffers.records.release()
+            del top_BTE, gradient_BTE
             if x_BTE.grad is not None:
                 self._pass_down(row, column, x_BTE.grad)
 
@@ -146,6 +151,15 @@ class GradientAccumulator:
             self.call.fmt.pack_caches(caches, row, following, out.acquire(), self.scratch)
             out.send(self.store[kv_key(following)], self.call.fmt.kv(row, following).num_bytes)
 
+    def _receive_gradient(self, row: Row, column: Column) -> Tensor | None:
+        """A cell's head gradient, or None if it is zero.
+
+        It is received first, since it was fetched last: one wait on the device then does for all.
+        """
+        if not has_head_gradient(self.call, row, column):
+            return None
+        return self.call.fmt.head_gradient(column).views(self.buffers.gradients_in.receive())[0]
+
     def _receive_record(self, row: Row, column: Column) -> tuple[Tensor, list[list[Eviction]]]:
         """A cell's input, and its evictions by layer and chunk, ready for keys and values."""
         fmt = self.call.fmt
@@ -164,14 +178,6 @@ class GradientAccumulator:
             slot = self.buffers.caches_in.receive()
             self.call.fmt.unpack_caches(caches, row, column, slot, self.scratch)
             self.buffers.caches_in.release()
-
-    def _backward(self, row: Row, column: Column, top_BTE: Tensor) -> None:
-        if not has_head_gradient(self.call, row, column):
-            torch.autograd.backward(top_BTE, torch.zeros_like(top_BTE))
-            return
-        gradient = self.call.fmt.head_gradient(column).views(self.buffers.gradients_in.receive())[0]
-        torch.autograd.backward(top_BTE, gradient)
-        self.buffers.gradients_in.release()
 
     def _pass_down(self, row: Row, column: Column, bottom_BTE: Tensor) -> None:
         """Send the bottom head gradient out for the row below, or give it to the embedding."""

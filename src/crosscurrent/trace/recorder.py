@@ -103,6 +103,8 @@ class Recorder:
         self._recordings: dict[Hashable, int] = {}
         self._recorded_at: dict[int, tuple[int, int]] = {}
         self._closed = False
+        self._lane_device = -1
+        self._current_lane = HOST
         self.site = -1
         """The call site of the call that is being turned into records."""
         self.in_call = False
@@ -138,11 +140,18 @@ class Recorder:
         if self._dead:
             self.bury()
         self.site = self.sites.here()
+        self._lane_device = -1
 
     def lane(self, device: int, stream: int | None = None) -> int:
         """The lane of a stream; of the calling thread's current stream of ``device`` by default."""
-        if stream is None:
-            stream = self.environment.current_stream(device)
+        if stream is not None:
+            return self._lane(device, stream)
+        if device != self._lane_device:  # asked for the first time in this call
+            self._current_lane = self._lane(device, self.environment.current_stream(device))
+            self._lane_device = device
+        return self._current_lane
+
+    def _lane(self, device: int, stream: int) -> int:
         lane = self._lanes.get((device, stream))
         if lane is None:
             lane = self._lanes[device, stream] = len(self.info.lanes)
@@ -353,7 +362,9 @@ class Recorder:
             lane = self.lane(device)
         else:
             lane = self.lane(device, _DEFAULT_STREAM)
-        self.put(Alloc, number, lane, nbytes, memory, self.site, fresh)
+        index = self._index
+        self._index = index + 1
+        self._sink(_new(Alloc, (index, number, lane, nbytes, memory, self.site, fresh)))
 
     def _died(self, block: Any) -> None:
         if not self._closed:

@@ -77,12 +77,19 @@ class Sites:
         return self._elsewhere()
 
     def place(self) -> Place:
-        """Where the calling thread is, without touching any state: safe while a storage dies."""
-        frame: FrameType | None = sys._getframe(1)
+        """Where the calling thread is, for later: this may be called while anything else is half done.
+
+        The caller is not looked at.
+        """
+        codes = self._codes
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             code = frame.f_code
-            known = self._codes.get(id(code))
-            if (known[1] is not None) if known is not None else not _is_internal(code):
+            try:
+                lines = codes[id(code)][1]
+            except KeyError:
+                lines = self._learn(code)[1]
+            if lines is not None:
                 return code, frame.f_lasti
             frame = frame.f_back
         return None
@@ -92,7 +99,7 @@ class Sites:
         if place is None:
             return self._elsewhere()
         code, lasti = place
-        lines = (self._codes.get(id(code)) or self._learn(code))[1]
+        lines = self._codes[id(code)][1]
         assert lines is not None, "a place is outside of torch and the verifier"
         site = lines.get(lasti)
         if site is None:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from crosscurrent.trace import copies, waits
 from crosscurrent.trace.access import Kind, Signature, Use, in_training, signature
+from crosscurrent.trace.memory import Block
 from crosscurrent.trace.recorder import Environment, Recorder
 from crosscurrent.trace.records import HOST, Access, Op, Record
 
@@ -194,11 +195,11 @@ class Tracer(Recorder):
             return
         block = self._blocks.get(storage._cdata)
         if block is None:
-            self._admit(result, storage, fresh=True)
+            block = self._admit(result, storage, fresh=True)
         elif block.index in call.inputs:
             call.is_view = True
             return
-        self.touch(call, result, _WRITE)
+        self._add(call, result, block, _WRITE)
 
     def touch(self, call: Call, tensor: Tensor, use: int) -> None:
         """Add a tensor's bytes to the accesses of ``call``."""
@@ -212,6 +213,9 @@ class Tracer(Recorder):
         block = self._blocks.get(storage._cdata)
         if block is None:
             block = self._admit(tensor, storage, fresh=False)
+        self._add(call, tensor, block, use)
+
+    def _add(self, call: Call, tensor: Tensor, block: Block, use: int) -> None:
         if block.memory is None and not self._reconsider(block, tensor):
             return
         key: Any = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
@@ -239,7 +243,10 @@ class Tracer(Recorder):
         if call.host:
             self.put(Op, HOST, name, self.site, tuple(call.host))
         if call.device:
-            self.put(Op, self.lane(call.on_device), name, self.site, tuple(call.device))
+            index = self._index
+            self._index = index + 1
+            lane = self.lane(call.on_device)
+            self._sink(_new(Op, (index, lane, name, self.site, tuple(call.device))))
 
     def _opaque(self, sign: Signature, args: Any, kwargs: Any, out: Any) -> None:
         call = Call()

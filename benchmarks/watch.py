@@ -1,0 +1,179 @@
+"""What watching costs: microseconds per op, and how time and memory grow with the length of a trace.
+
+    python benchmarks/watch.py [--ops 1000000]
+
+On a machine without a GPU the step runs on simulated CUDA, and "eager" is the same step on the CPU. There
+the aim is less than 20 microseconds per op over eager. On a GPU "eager" is the step on the device, PyTorch's
+own sanitizer is measured too, and the aim is a watched step below 3 times the eager one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import crosscurrent
+
+GPU = torch.cuda.is_available()
+# Without a GPU all work is done by this one thread, and its own time does not count who else is running.
+now = time.perf_counter if GPU else time.process_time
+
+
+class EmptyMode(TorchDispatchMode):
+    """The least that a dispatch mode costs."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def small_step(device: str) -> None:
+    """A step of about 120 small ops, of the kinds that models are made of."""
+    x = torch.ones(8, 8, device=device)
+    weight = torch.ones(8, 8, device=device)
+    for _ in range(10):
+        y = (x @ weight) + x
+        y.mul_(0.5)
+        z = torch.relu(y).view(64).view(8, 8)
+        z = z * z.sum(dim=1)
+        z.add_(1.0)
+        x = x + torch.tanh(z)
+        x.mul_(0.1)
+
+
+def model_step(device: str) -> None:
+    """Forward, backward and optimizer step of a small transformer."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, device=device)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
+    for _ in range(2):
+        layer(torch.ones(2, 8, 16, device=device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def count_ops(step: Callable[[str], None], device: str) -> int:
+    """The number of ops that a dispatch mode sees in a step."""
+
+    class Counter(EmptyMode):
+        num = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Counter.num += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counter():
+        step(device)
+    return Counter.num
+
+
+def microseconds(step: Callable[[str], None], device: str, num_ops: int, repeats: int = 7) -> float:
+    """The best time per op of some runs: the others only measure who else uses the machine."""
+    step(device)
+    best = float("inf")
+    for _ in range(repeats):
+        if GPU:
+            torch.cuda.synchronize()
+        start = now()
+        for _ in range(10):
+            step(device)
+        if GPU:
+            torch.cuda.synchronize()
+        best = min(best, now() - start)
+    return best / 10 / num_ops * 1e6
+
+
+def per_op(name: str, step: Callable[[str], None]) -> None:
+    """Print the costs of one step."""
+    eager_device = "cuda" if GPU else "cpu"
+    num_ops = count_ops(step, eager_device)
+    eager = microseconds(step, eager_device, num_ops)
+    rows = [("eager", eager)]
+    with EmptyMode():
+        rows.append(("empty dispatch mode", microseconds(step, eager_device, num_ops)))
+    with contextlib.nullcontext() if GPU else crosscurrent.simulate():
+        if not GPU:
+            rows.append(("simulate", microseconds(step, "cuda", num_ops)))
+        with crosscurrent.watch() as watch:
+            rows.append(("watch" if GPU else "simulate and watch", microseconds(step, "cuda", num_ops)))
+        assert not watch.findings, watch.report()
+    if GPU:
+        rows.append(("PyTorch's sanitizer", sanitized(step, num_ops)))
+    print(f"{name}: {num_ops} ops")
+    for label, value in rows:
+        print(
+            f"  {label:22} {value:7.2f} us/op  {value - eager:+7.2f} over eager  {value / eager:5.1f} times"
+        )
+
+
+def sanitized(step: Callable[[str], None], num_ops: int) -> float:
+    """The step under PyTorch's CUDA sanitizer; its callbacks stay afterwards, so it comes last."""
+    from torch.cuda import _sanitizer
+
+    _sanitizer.enable_cuda_sanitizer()  # type: ignore[no-untyped-call]
+    try:
+        return microseconds(step, "cuda", num_ops)
+    finally:
+        _sanitizer.cuda_sanitizer.disable()  # type: ignore[no-untyped-call]
+
+
+def growth(num_ops: int) -> None:
+    """Run so many ops under one watch, and print the time per op and the peak memory of this process."""
+    with contextlib.nullcontext() if GPU else crosscurrent.simulate(), crosscurrent.watch() as watch:
+        side = torch.cuda.Stream()
+        kept: list[Tensor] = [torch.zeros(64, device="cuda") for _ in range(8)]
+        host = torch.zeros(64, pin_memory=True)
+        done = 0
+        start = now()
+        while done < num_ops:
+            for i in range(8):
+                kept[i] = kept[i] * 2 + 1
+                kept[i].add_(kept[i - 1])
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                host.copy_(kept[0], non_blocking=True)
+            side.record_event().synchronize()
+            done += 8 * 3 + 1
+        took = now() - start
+        assert not watch.findings, watch.report()
+    gc.collect()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"  {num_ops:>9,} ops  {took / done * 1e6:7.2f} us/op  {peak:7.0f} MiB at most")
+
+
+def main() -> None:
+    """Print all of it; each length of a trace in a process of its own, for its own peak of memory."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ops", type=int, default=1_000_000, help="longest trace of the growth test")
+    parser.add_argument("--only-growth", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.only_growth:
+        growth(options.only_growth)
+        return
+    print("growth:", flush=True)
+    length = 1000
+    while length <= options.ops:
+        subprocess.run([sys.executable, __file__, "--only-growth", str(length)], check=True)
+        length *= 10
+    with torch.no_grad():
+        per_op("small step", small_step)
+    per_op("transformer layer with its optimizer", model_step)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from crosscurrent.schedules.order import PartialOrder
 from crosscurrent.schedules.reuse import Reuse, check
+from crosscurrent.trace.memory import region_of
 from crosscurrent.trace.records import Op, Record, TraceInfo
 
 
@@ -176,25 +177,33 @@ def views_of(action: Action) -> Iterator[View]:
 
 
 def whole_views(program: Program) -> dict[int, View]:
-    """By block that is used: a view of all of it, in the type and, if it can be, the shape of its widest view."""
-    widest: dict[int, View] = {}
+    """By block: a view of all of it, in the type (and if that is all of it, the shape) of its widest view."""
+    widest: dict[int, tuple[int, View]] = {}
     for actions in program.actions.values():
         for action in actions:
             for view in views_of(action):
-                known = widest.get(view.block)
-                if known is None or _size(view) > _size(known):
-                    widest[view.block] = view
-    for block, view in widest.items():
-        nbytes = program.buffers[block].nbytes
-        if view.offset or _size(view) != nbytes:
-            whole, rest = divmod(nbytes, view.torch_dtype.itemsize)
-            dtype, count = (view.dtype, whole) if not rest else ("uint8", nbytes)
-            widest[block] = View(block, dtype, (count,), (1,), 0)
-    return widest
+                size = _num_bytes(view)
+                if view.block not in widest or size > widest[view.block][0]:
+                    widest[view.block] = size, view
+    whole = {}
+    for block, (size, view) in widest.items():
+        nbytes, itemsize = program.buffers[block].nbytes, view.torch_dtype.itemsize
+        if size != nbytes or view.numel * itemsize != nbytes:
+            dtype, count = ("uint8", nbytes) if nbytes % itemsize else (view.dtype, nbytes // itemsize)
+            view = View(block, dtype, (count,), (1,), 0)
+        whole[block] = view
+    return whole
 
 
-def _size(view: View) -> int:
-    return view.numel * view.torch_dtype.itemsize
+def _num_bytes(view: View) -> int:
+    """How many bytes a view touches, if no two of its dimensions overlap."""
+    region = region_of(view.offset, view.shape, view.strides, view.torch_dtype.itemsize)
+    if region is None:
+        return 0
+    count = region.run
+    for repeated, _ in region.dims:
+        count *= repeated
+    return count
 
 
 def poison_of(dtype: torch.dtype) -> int:

@@ -130,6 +130,7 @@ def _install_parsing(simulation: Simulation, patches: Patches) -> None:
         return real_parse(*args, **kwargs)
 
     patches.set(torch._C._nn, "_parse_to", parse_to)
+    _install_grouping(patches)
     _install_one_hot(patches)
 
 
@@ -146,3 +147,23 @@ def _install_one_hot(patches: Patches) -> None:
 
     patches.set(torch._C._nn, "one_hot", one_hot)
     patches.set(torch.nn.functional, "one_hot", one_hot)
+
+
+def _install_grouping(patches: Patches) -> None:
+    """Optimizers and gradient clipping let C++ code sort tensors by device; it sees the CPU only."""
+    real = torch._C._group_tensors_by_device_and_dtype
+
+    def group(tensors: list[list[Any]], with_indices: bool = False) -> dict[Any, Any]:
+        groups: dict[Any, Any] = {}
+        for (device, dtype), (lists, indices) in real(tensors, with_indices).items():
+            for i, first in enumerate(lists[0]):
+                key = (device if first is None else first.device), dtype
+                columns, numbers = groups.setdefault(key, ([[] for _ in lists], []))
+                for column, values in zip(columns, lists, strict=True):
+                    if values:
+                        column.append(values[i])
+                if indices:
+                    numbers.append(indices[i])
+        return groups
+
+    patches.set(torch._C, "_group_tensors_by_device_and_dtype", group)

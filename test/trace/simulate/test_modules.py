@@ -1,0 +1,166 @@
+"""Whole models on a simulated device: the same numbers as on the CPU, on the right device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+
+
+def _state(module: nn.Module) -> list[Tensor]:
+    return [tensor.detach().cpu() for tensor in module.state_dict().values()]
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2)), lambda: torch.randn(3, 4)),
+    "convolution": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2)), lambda: torch.randn(2, 1, 6, 6)),
+    "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), lambda: torch.randn(2, 3, 8)),
+    "embedding": (lambda: nn.Sequential(nn.Embedding(5, 4), nn.Flatten(1), nn.Linear(12, 1)), lambda: torch.tensor([[0, 1, 2], [3, 4, 0]])),
+    "recurrent": (lambda: _First(nn.GRU(4, 4)), lambda: torch.randn(2, 3, 4)),
+}  # fmt: skip
+
+
+class _First(nn.Module):
+    """The first result of a module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
+def test_training_gives_the_numbers_of_the_cpu(name: str) -> None:
+    make, data = MODELS[name]
+    results = []
+    for device in ("cpu", "cuda:1"):
+        torch.manual_seed(0)
+        module, batch = make(), data()
+        module.to(device)
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, foreach=False)
+        for _ in range(2):
+            optimizer.zero_grad()
+            module(batch.to(device)).square().mean().backward()
+            optimizer.step()
+        assert {str(p.device) for p in module.parameters()} == {device}
+        assert {str(p.grad.device) for p in module.parameters() if p.grad is not None} == {device}
+        results.append(_state(module))
+    # The same kernels run in the same order: equal to the last bit.
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}, {"capturable": True}])
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
+def test_optimizers(optimizer: Any, options: dict[str, Any]) -> None:
+    parameters = [nn.Parameter(torch.ones(3, device=f"cuda:{i % 2}")) for i in range(4)]
+    steps = optimizer(parameters, lr=0.1, **options)
+    for _ in range(2):
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 0.5)
+        steps.step()
+    assert all(parameter.device.index == i % 2 for i, parameter in enumerate(parameters))
+    assert all(torch.equal(parameter.cpu(), parameters[0].cpu()) for parameter in parameters)
+    assert parameters[0][0].item() < 1.0
+    assert all(state["exp_avg"].is_cuda for state in steps.state.values())
+
+
+def test_foreach_is_the_default_on_a_device() -> None:
+    from torch.optim.optimizer import _default_to_fused_or_foreach
+
+    device = [nn.Parameter(torch.ones(3, device="cuda"))]
+    host = [nn.Parameter(torch.ones(3))]
+    assert _default_to_fused_or_foreach(device, False, False) == (False, True)
+    assert _default_to_fused_or_foreach(host, False, False) == (False, False)
+
+
+def test_norms_are_clipped_per_device() -> None:
+    parameters = [nn.Parameter(torch.ones(4, device=f"cuda:{i}")) for i in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 3.0)
+    norm = nn.utils.clip_grad_norm_(parameters, 1.0)
+    # sqrt(8 * 9)
+    assert norm.item() == pytest.approx(72**0.5)
+    assert all(parameter.grad is not None and parameter.grad.is_cuda for parameter in parameters)
+
+
+def test_modules_move() -> None:
+    module = nn.Linear(2, 2)
+    for move, expected in (
+        (lambda: module.cuda(), "cuda:0"),
+        (lambda: module.cuda(1), "cuda:1"),
+        (lambda: module.to(0), "cuda:0"),
+        (lambda: module.to("cpu"), "cpu"),
+        (lambda: module.to("cuda:1", torch.float64), "cuda:1"),
+        (lambda: module.to(torch.ones(1)), "cpu"),
+        (lambda: module.to_empty(device="cuda"), "cuda:0"),
+        (lambda: module.cpu(), "cpu"),
+    ):
+        move()  # type: ignore[no-untyped-call]
+        assert str(module.weight.device) == expected
+        assert module.weight.is_leaf
+
+
+@pytest.mark.parametrize("mask", [None, "causal", "explicit"])
+def test_fused_attention(mask: str | None) -> None:
+    query, key, value = (torch.randn(1, 2, 5, 4, device="cuda", requires_grad=True) for _ in range(3))
+    explicit = torch.ones(5, 5, dtype=torch.bool, device="cuda").tril() if mask == "explicit" else None
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=explicit, is_causal=mask == "causal")
+    weights = query @ key.transpose(-1, -2) / 2
+    if mask:
+        weights = weights.masked_fill(~torch.ones(5, 5, dtype=torch.bool, device="cuda").tril(), float("-inf"))
+    # Rounding of sums of 5 terms of order 1 in float32, with a margin of 10.
+    assert torch.allclose(out, weights.softmax(-1) @ value, atol=10 * 5 * 2**-23)
+    out.sum().backward()
+    assert query.grad is not None
+    assert query.grad.is_cuda
+
+
+def test_autocast_casts_on_the_device() -> None:
+    module, batch = nn.Linear(2, 2).cuda(), torch.ones(1, 2, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert module(batch).dtype == torch.bfloat16
+        with torch.autocast("cuda", enabled=False):
+            assert module(batch).dtype == torch.float32
+        assert module(batch).dtype == torch.bfloat16
+    assert module(batch).dtype == torch.float32
+    assert not torch.is_autocast_enabled("cpu")
+    with torch.autocast("cuda"):
+        assert module(batch).dtype == torch.float16
+    assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+def test_scaled_gradients() -> None:
+    module = nn.Linear(2, 1).cuda()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    before = module.weight.detach().clone()
+    scaler.scale(module(torch.ones(1, 2, device="cuda")).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    # The scale is a power of two: it goes in and comes out exactly.
+    assert torch.equal(before - module.weight.detach(), before - (before - 0.1))
+
+
+def test_data_loader_pins() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(4.0))
+    batches = [batch for (batch,) in torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)]
+    assert [batch.tolist() for batch in batches] == [[0.0, 1.0], [2.0, 3.0]]
+    assert all(batch.is_pinned() for batch in batches)
+
+
+def test_one_hot_does_not_make_the_host_wait() -> None:
+    index = torch.tensor([[0, 2]], device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    encoded = F.one_hot(index, 3)
+    torch.cuda.set_sync_debug_mode("default")
+    assert encoded.tolist() == [[[1, 0, 0], [0, 0, 1]]]
+    assert encoded.is_cuda

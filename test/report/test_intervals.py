@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +42,7 @@ def test_uniting_keeps_the_moments_and_leaves_gaps(intervals: list[Span]) -> Non
     spans = united(intervals)
     assert moments(spans) == moments(intervals)
     assert length(spans) == len(moments(intervals))
-    assert all(before[1] < after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(spans))
 
 
 @given(INTERVALS, INTERVALS)

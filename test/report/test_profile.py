@@ -1,0 +1,158 @@
+"""``overlap`` as people call it: in simulation, on a real GPU, and where there is neither."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import crosscurrent
+from crosscurrent.errors import WrongUseError
+from crosscurrent.report import kineto
+from crosscurrent.report.costs import Rates
+from crosscurrent.report.profile import annotated_call_sites, overlap
+
+BATCHES = 4
+
+
+def load_and_multiply(*, ahead: bool, size: int) -> None:
+    """Batches go to the device and are multiplied; ``ahead``: on a stream of their own."""
+    compute = torch.cuda.current_stream()
+    fetch = torch.cuda.Stream() if ahead else compute
+    hosts = [torch.ones(size, size).pin_memory() for _ in range(BATCHES)]
+    weight = torch.ones(size, size, device="cuda")
+    slots = [torch.empty(size, size, device="cuda") for _ in range(BATCHES)]
+    fetch.wait_stream(compute)
+    for host, slot in zip(hosts, slots, strict=True):
+        with torch.cuda.stream(fetch):
+            slot.copy_(host, non_blocking=True)
+        compute.wait_stream(fetch)
+        for _ in range(3):
+            slot @ weight
+
+
+COPY_LINE = next(
+    inspect.getsourcelines(load_and_multiply)[1] + i
+    for i, line in enumerate(inspect.getsourcelines(load_and_multiply)[0])
+    if "slot.copy_" in line
+)
+
+
+def test_copies_on_a_stream_of_their_own_are_hidden_in_the_model() -> None:
+    with crosscurrent.simulate(), overlap(rates=Rates(issue=0)) as run:
+        load_and_multiply(ahead=True, size=256)
+    found = run.result
+    assert found.modelled
+    assert found.num_copies == BATCHES
+    # All but the first batch is copied while the batch before it is multiplied.
+    assert found.hidden_share == pytest.approx((BATCHES - 1) / BATCHES)
+    assert [part.name.rpartition(":")[2] for part in found.by_site] == [str(COPY_LINE)]
+
+
+def test_copies_on_the_stream_of_the_kernels_are_exposed_in_the_model() -> None:
+    with crosscurrent.simulate(), overlap(rates=Rates(issue=0)) as run:
+        load_and_multiply(ahead=False, size=256)
+    found = run.result
+    assert (found.hidden, found.exposed) == (0, found.transfer)
+    assert found.transfer > 0
+
+
+def test_an_item_in_the_loop_blocks_the_host_in_the_model() -> None:
+    with crosscurrent.simulate(), overlap() as run:
+        total = torch.ones(4, device="cuda").sum()
+        total.item()
+    assert [part.call for part in run.result.blocked_by] == ["item"]
+
+
+def test_without_device_and_simulation_it_says_what_to_do() -> None:
+    if torch.cuda.is_available():  # then there is a device, and this is no wrong use
+        with overlap() as run:
+            pass
+        assert run.result.num_copies == 0
+        return
+    with pytest.raises(WrongUseError, match="simulate"), overlap():
+        pass
+
+
+def test_a_result_before_the_end_is_refused() -> None:
+    with crosscurrent.simulate(), overlap() as run, pytest.raises(WrongUseError, match="has ended"):
+        _ = run.result
+    assert run.result.num_copies == 0
+
+
+def test_a_run_is_used_once() -> None:
+    with crosscurrent.simulate():
+        with overlap() as run:
+            pass
+        with pytest.raises(WrongUseError, match="make a new one"), run:
+            pass
+
+
+def copy_rows(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)
+    target.add_(1)
+
+
+def test_call_sites_are_annotated_in_a_real_profile(tmp_path: Path) -> None:
+    source, target = torch.ones(4), torch.zeros(4)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler, annotated_call_sites():
+        copy_rows(source, target)
+    path = tmp_path / "profile.json"
+    profiler.export_chrome_trace(str(path))
+    notes = [
+        event["name"]
+        for event in json.loads(path.read_text())["traceEvents"]
+        if event.get("name", "").startswith(kineto.SITE_PREFIX)
+    ]
+    line = inspect.getsourcelines(copy_rows)[1] + 1
+    assert notes == [f"{kineto.SITE_PREFIX}{__file__}:{line}:copy_rows"], "the copy, and not the addition"
+
+
+def test_annotations_leave_torch_as_it_was() -> None:
+    before = torch.cuda.synchronize, torch.cuda.Stream.wait_stream, torch.cuda.Event.wait
+    with annotated_call_sites():
+        assert torch.cuda.synchronize is not before[0]
+    assert (torch.cuda.synchronize, torch.cuda.Stream.wait_stream, torch.cuda.Event.wait) == before
+
+
+@pytest.mark.gpu
+def test_copies_on_a_stream_of_their_own_are_hidden_on_a_device() -> None:
+    load_and_multiply(ahead=True, size=4096)  # memory and kernels are there before the run
+    torch.cuda.synchronize()
+    with overlap() as run:
+        load_and_multiply(ahead=True, size=4096)
+    found = run.result
+    assert not found.modelled
+    assert found.num_copies == BATCHES
+    assert [part.name for part in found.by_direction] == ["host to device"]
+    assert found.by_direction[0].nbytes == BATCHES * 4096 * 4096 * 4
+    assert [part.name.rpartition(":")[2] for part in found.by_site] == [str(COPY_LINE)]
+    assert found.bounds is not None
+    assert found.bounds.busiest <= found.bounds.edges
+    assert found.hidden > 0
+
+
+@pytest.mark.gpu
+def test_copies_on_the_stream_of_the_kernels_are_exposed_on_a_device() -> None:
+    with overlap() as run:
+        load_and_multiply(ahead=False, size=4096)
+    assert run.result.hidden == 0
+    assert run.result.exposed > 0
+
+
+@pytest.mark.gpu
+def test_host_waits_are_named_on_a_device() -> None:
+    values = torch.ones(1 << 20, device="cuda")
+    torch.cuda.synchronize()
+    with overlap() as run:
+        values.sum().item()
+        values.cpu()
+        torch.cuda.synchronize()
+    calls = {part.call for part in run.result.blocked_by}
+    assert {"item", "device synchronize"} <= calls
+    assert calls & {"blocking copy", "pageable copy"}
+    assert all(part.site is not None and part.site.file == __file__ for part in run.result.blocked_by)

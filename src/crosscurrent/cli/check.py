@@ -29,10 +29,11 @@ def parser() -> ArgumentParser:
         "Its own output passes through; the report goes to the error output. What comes after the program's "
         "name is the program's. Exit code: 0 no race, 1 races, 2 wrong use, 3 the program itself failed.",
         "crosscurrent check --simulate script.py --steps 3",
+        usage="[OPTIONS] (SCRIPT | -m MODULE) [ARGUMENTS]",
     )
     options.add_argument("--simulate", action="store_true", help="Simulate CUDA on this machine's CPU.")
     options.add_argument(
-        "--devices", type=int, default=1, metavar="N", help="How many simulated CUDA devices (default: 1)."
+        "--devices", type=int, default=1, metavar="N", help="How many simulated CUDA devices."
     )
     options.add_argument("--full_stack", "--full-stack", action="store_true", help="Keep whole call stacks.")
     options.add_argument("--json", metavar="FILE", help="Write the verdict and the findings there as JSON.")

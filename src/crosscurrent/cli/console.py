@@ -15,10 +15,21 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+WIDTH = 110
+"""Columns of a table where there is no terminal to ask."""
+
 
 def output() -> Console:
     """The console for results."""
-    return Console(highlight=False)
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    return console
+
+
+def say(line: str) -> None:
+    """One line of results, never broken: something may be reading it."""
+    output().print(line, soft_wrap=True, markup=False)
 
 
 def error_output() -> Console:

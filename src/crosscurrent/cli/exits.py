@@ -35,5 +35,9 @@ def as_wrong_use() -> Iterator[None]:
     """Turn what is wrong with the user's configuration or files into ``WrongUseError``."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise WrongUseError(
+            f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        ) from error
+    except ValueError as error:
         raise WrongUseError(str(error)) from error

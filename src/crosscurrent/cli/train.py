@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.progress import TextColumn
 
 from crosscurrent.cli.arguments import command_parser
-from crosscurrent.cli.console import error_output, output, progress
+from crosscurrent.cli.console import error_output, progress, say
 from crosscurrent.cli.exits import CommandError, ExitCode, WrongUseError, as_wrong_use
 from crosscurrent.cli.interrupt import StopRequests
 from crosscurrent.gradient.args import GradientArgs
@@ -120,9 +120,7 @@ def parser() -> ArgumentParser:
         default=[],
         help="Documents. If not given, the help topics that every Python installation carries.",
     )
-    options.add_argument(
-        "--steps", type=int, default=200, help="Optimizer steps of the whole run (default: 200)."
-    )
+    options.add_argument("--steps", type=int, default=200, help="Optimizer steps of the whole run.")
     options.add_argument(
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="Where to compute."
     )
@@ -159,16 +157,15 @@ def run(arguments: Namespace) -> int:
         _check(arguments)
         if arguments.dry_run:
             return _dry_run(config)
+        torch.set_num_threads(config.run.num_threads)
         identity = config.identity(corpus)
         trainer = build_trainer(config, corpus)
         if arguments.resume:
             trainer.resume(Path(arguments.checkpoint.file), identity)
     if trainer.step >= arguments.steps:
-        output().print(
-            f"nothing to do: {trainer.step} of {arguments.steps} steps are taken; give more --steps"
-        )
+        say(f"nothing to do: {trainer.step} of {arguments.steps} steps are taken; give more --steps")
         return ExitCode.GOOD
-    output().print(
+    say(
         f"{corpus.num_bytes:,} bytes in {corpus.num_documents} document(s); steps {trainer.step + 1} to "
         f"{arguments.steps} of {config.run.batch_size} x {config.run.sequence_length} tokens; "
         f"cache {config.cache.name} of {config.cache.cache_length}; on {config.device.type}"
@@ -204,7 +201,10 @@ def _config(arguments: Namespace) -> TrainConfig:
         grad=arguments.grad,
         optimizer=arguments.optimizer,
         run=RunArgs(
-            seed=arguments.seed, batch_size=arguments.batch_size, sequence_length=arguments.sequence_length
+            seed=arguments.seed,
+            batch_size=arguments.batch_size,
+            sequence_length=arguments.sequence_length,
+            num_threads=arguments.num_threads,
         ),
         device=torch.device("cuda" if on_cuda else "cpu"),
     )
@@ -247,31 +247,31 @@ def _train(trainer: Trainer, saving: Saving, steps: int, device: torch.device) -
 
 
 def _show(report: StepReport, steps: int, device: torch.device) -> None:
-    output().print(
+    say(
         f"step {report.step:>{len(str(steps))}}/{steps}  loss {report.loss:.4f}  "
-        f"{report.tokens_per_second:>9,.0f} tokens/s  {_memory(device)}"
+        f"{report.tokens_per_second:>9,.0f} tokens/s  {_memory(report, device)}"
     )
 
 
-def _memory(device: torch.device) -> str:
+def _memory(report: StepReport, device: torch.device) -> str:
+    """The peaks so far, on the device and in pinned memory; of the whole process without a device."""
     if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-        return f"device {peak / MIB:,.0f} MiB at most"
-    # Kibibytes on Linux, bytes on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return f"memory {resident / MIB:,.0f} MiB at most"
+        where, peak = "device", torch.cuda.max_memory_allocated(device)
+    else:
+        # Kibibytes on Linux, bytes on macOS.
+        unit = 1 if sys.platform == "darwin" else 1024
+        where, peak = "memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return f"{where} {peak / MIB:,.0f} MiB  pinned {report.pinned_bytes / MIB:,.0f} MiB"
 
 
 def _conclude(reports: list[StepReport], saving: Saving, steps: int, *, stopped: bool) -> None:
-    console = output()
     if reports:
         # Single batches differ a lot: compare the means of a few at both ends.
         few = max(1, min(10, len(reports) // 4))
         first, last = (sum(r.loss for r in part) / few for part in (reports[:few], reports[-few:]))
-        console.print(f"loss {first:.3f} -> {last:.3f} nats a byte in {len(reports)} steps (means of {few})")
+        say(f"loss {first:.3f} -> {last:.3f} nats a byte in {len(reports)} steps (means of {few})")
     if saving.file is not None:
-        console.print(f"saved in {saving.file}")
+        say(f"saved in {saving.file}")
     if stopped and (not reports or reports[-1].step < steps):
         how = (
             "the same command with --resume goes on"
@@ -286,11 +286,8 @@ def _dry_run(config: TrainConfig) -> int:
     budget = model.pinned_budget(batch_size=config.run.batch_size, sequence_length=config.run.sequence_length)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    console = output()
-    console.print(f"{parameters:,} parameters, {trained:,} of them trained, on {config.device.type}")
-    console.print(
-        f"CPU memory for the checkpoints of {config.run.batch_size} x {config.run.sequence_length} tokens:"
-    )
+    say(f"{parameters:,} parameters, {trained:,} of them trained, on {config.device.type}")
+    say(f"CPU memory for the checkpoints of {config.run.batch_size} x {config.run.sequence_length} tokens:")
     for name, size in budget.rows():
-        console.print(f"  {name:<30} {size:>16,} bytes")
+        say(f"  {name:<30} {size:>16,} bytes")
     return ExitCode.GOOD

@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.table import Table
 
 from crosscurrent.cli.arguments import command_parser
-from crosscurrent.cli.console import output, progress
+from crosscurrent.cli.console import output, progress, say
 from crosscurrent.cli.exits import ExitCode, WrongUseError
 from crosscurrent.cli.files import json_file, write_json
 
@@ -41,6 +41,8 @@ def parser() -> ArgumentParser:
 
 def run(arguments: Namespace) -> int:
     """Ask every layer of every scenario, and show what they said."""
+    import torch
+
     from crosscurrent.suite import LAYERS, scenarios, verification
     from crosscurrent.suite.layer import Verdict
 
@@ -52,6 +54,7 @@ def run(arguments: Namespace) -> int:
     report = json_file(arguments.json)
     cuda = verification.Cuda.available(may_simulate=not arguments.no_simulate)
 
+    torch.set_num_threads(1)  # the models are small: more threads would only wait for each other
     results: list[Result] = []
     with progress() as bar:
         task = bar.add_task("verify", total=len(layers) * len(chosen))
@@ -94,12 +97,12 @@ def _show(results: list[Result], cuda: Cuda) -> None:
     for layer in LAYERS:
         verdicts = [result.outcome.verdict for result in results if result.layer == layer.name]
         if verdicts and all(verdict is Verdict.HELD for verdict in verdicts):
-            console.print(f"{layer.name}: {layer.claim}")
+            say(f"{layer.name}: {layer.claim}")
         elif verdicts:
             counts = {verdict: verdicts.count(verdict) for verdict in Verdict}
             said = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count)
-            console.print(f"{layer.name}: {said}")
-    console.print(f"CUDA: {cuda.value}")
+            say(f"{layer.name}: {said}")
+    say(f"CUDA: {cuda.value}")
 
 
 def _plain(text: str) -> str:

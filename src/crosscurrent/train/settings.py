@@ -86,9 +86,12 @@ class RunArgs:
     sequence_length: int = 1024
     """Tokens (bytes) in a window. May be many times the cache length."""
 
+    num_threads: int = 1
+    """CPU threads of a step. More helps large models on an idle machine, and changes the last bits."""
+
     def __post_init__(self) -> None:
         """Refuse what no run could be, in the words of the command line."""
-        for name in ("batch_size", "sequence_length"):
+        for name in ("batch_size", "sequence_length", "num_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.seed < 0:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.train import checkpoint as checkpoints
 from crosscurrent.train.checkpoint import Checkpoint
 from crosscurrent.train.corpus import Corpus
@@ -31,6 +32,8 @@ class StepReport:
     grad_norm: float
     """The length of the gradient, before it was clipped."""
     tokens_per_second: float
+    pinned_bytes: int
+    """Pinned memory reserved for checkpoints."""
 
 
 class Trainer:
@@ -38,14 +41,14 @@ class Trainer:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: LongContextGradientModel,
         *,
         corpus: Corpus,
         run: RunArgs,
         optimizer: OptimizerArgs,
         device: torch.device,
     ) -> None:
-        """Start before the first step. ``model(input_ids, targets)`` gives the loss of ids in CPU memory."""
+        """Start before the first step."""
         self.step = 0
         self._model = model
         self._corpus = corpus
@@ -54,6 +57,9 @@ class Trainer:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizer = optimizer.build(self._parameters)
         self._device = device
+        self._pinned_bytes = model.pinned_budget(
+            batch_size=run.batch_size, sequence_length=run.sequence_length
+        ).pinned
 
     def take_step(self) -> StepReport:
         """Learn from the next batch.
@@ -83,6 +89,7 @@ class Trainer:
             loss=loss_value,
             grad_norm=norm_value,
             tokens_per_second=batch.num_tokens / (time.perf_counter() - start),
+            pinned_bytes=self._pinned_bytes,
         )
 
     def save(self, path: Path, run: Mapping[str, str]) -> None:

@@ -34,30 +34,15 @@ class Profile:
     def host(self, category: str, name: str, ts: float, dur: float, thread: int = 1, **details: Any) -> None:
         self._add(category, name, ts, dur, pid=1, tid=thread, args=details)
 
-    def launch(
-        self,
-        name: str,
-        category: str,
-        launched: str,
-        at: float,
-        ts: float,
-        dur: float,
-        stream: int,
-        **more: Any,
-    ) -> None:
-        """A call of 1 us at ``at`` that launches something which runs at ``ts``."""
-        correlation = self._next()
-        self.host("cuda_runtime", name, at, 1.0, correlation=correlation)
-        details = {"device": 0, "stream": stream, "correlation": correlation, **more}
-        self._add(category, launched, ts, dur, pid=0, tid=stream, args=details)
+    def kernel(self, *, at: float, ts: float, dur: float) -> None:
+        """A call of 1 us at ``at``, and the kernel that it launches at ``ts``."""
+        details = self._call("cudaLaunchKernel", at, COMPUTE)
+        self._add("kernel", "gemm", ts, dur, pid=0, tid=COMPUTE, args=details)
 
-    def kernel(self, at: float, ts: float, dur: float, stream: int = COMPUTE) -> None:
-        self.launch("cudaLaunchKernel", "kernel", "gemm", at, ts, dur, stream)
-
-    def copy(
-        self, kind: str, at: float, ts: float, dur: float, stream: int = FETCH, nbytes: int = 4096
-    ) -> None:
-        self.launch("cudaMemcpyAsync", "gpu_memcpy", f"Memcpy {kind}", at, ts, dur, stream, bytes=nbytes)
+    def copy(self, kind: str, *, at: float, ts: float, dur: float) -> None:
+        """The same for a copy of 4096 bytes."""
+        details = {**self._call("cudaMemcpyAsync", at, FETCH), "bytes": 4096}
+        self._add("gpu_memcpy", f"Memcpy {kind}", ts, dur, pid=0, tid=FETCH, args=details)
 
     def record_and_wait(self, at: float, source: int, target: int) -> None:
         recorded, waited = self._next(), self._next()
@@ -85,10 +70,14 @@ class Profile:
         details = {"device": 0, "stream": stream, "correlation": correlation}
         self._add("cuda_sync", "Stream Sync", at, dur, pid=0, tid=stream, args=details)
 
+    def _call(self, name: str, at: float, stream: int) -> dict[str, Any]:
+        correlation = self._next()
+        self.host("cuda_runtime", name, at, 1.0, correlation=correlation)
+        return {"device": 0, "stream": stream, "correlation": correlation}
+
     def _add(self, category: str, name: str, ts: float, dur: float, **more: Any) -> None:
-        self.events.append(
-            {"ph": "X", "cat": category, "name": name, "ts": self.ZERO + ts, "dur": dur, **more}
-        )
+        event = {"ph": "X", "cat": category, "name": name, "ts": self.ZERO + ts, "dur": dur}
+        self.events.append({**event, **more})
 
     def _next(self) -> int:
         self._correlation += 1

@@ -127,6 +127,14 @@ def test_narrow_dtypes_have_a_wide_softmax(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), want, rtol=0, atol=atol)
 
 
+def test_the_operator_for_summed_weights_has_a_schema_and_a_plain_meaning() -> None:
+    q, k, v = draw_qkv((2, 2, 2, 5, 9, 8), seed=6, dtype=torch.bfloat16)
+    lse = attend(q, k, v)[1]
+    operator = torch.ops.crosscurrent.summed_weights
+    assert torch.equal(operator(q, k, lse), summed_weights(q, k, lse))
+    assert not operator.default._schema.is_mutable
+
+
 def test_gradients_have_the_dtypes_of_their_inputs() -> None:
     q, k, v = draw_qkv((1, 1, 2, 3, 4, 8), seed=3, dtype=torch.bfloat16)
     out, lse = attend(q, k, v)

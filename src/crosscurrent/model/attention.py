@@ -102,14 +102,14 @@ def attend_backward(
 
 def summed_weights(q_BHCD: Tensor, k_BGSD: Tensor, lse_BHC: Tensor) -> Tensor:
     """Softmax weights summed over the C queries and the R heads of a group, in float32 or float64."""
-    B, H, C, D = q_BHCD.shape
-    G, S = k_BGSD.shape[1:3]
     if _is_fused(q_BHCD):
-        # Imported here, since only CUDA builds of PyTorch bring Triton along.
-        from crosscurrent.model import kernels
+        # An operator with a schema, and not a bare kernel: traces and profiles see what it reads.
+        return torch.ops.crosscurrent.summed_weights(q_BHCD, k_BGSD, lse_BHC)  # type: ignore[no-any-return]
+    return _summed_weights(q_BHCD, k_BGSD, lse_BHC)
 
-        if D in kernels.HEAD_SIZES:
-            return kernels.summed_weights(q_BHCD, k_BGSD, lse_BHC)
+
+def _summed_weights(q_BHCD: Tensor, k_BGSD: Tensor, lse_BHC: Tensor) -> Tensor:
+    (B, H, C, _), (G, S) = q_BHCD.shape, k_BGSD.shape[1:3]
     q_BHCD, k_NSD = _wide(q_BHCD), _wide(k_BGSD).flatten(0, 1)
     sums = lse_BHC.new_empty(B * G, S)
     for start, stop, seen in reversed(list(_tiles(B * H, C, S))):
@@ -119,6 +119,20 @@ def summed_weights(q_BHCD: Tensor, k_BGSD: Tensor, lse_BHC: Tensor) -> Tensor:
         else:
             sums[:, :seen].add_(tile.sum(1))
     return sums.view(B, G, S)
+
+
+def _summed_weights_cuda(q_BHCD: Tensor, k_BGSD: Tensor, lse_BHC: Tensor) -> Tensor:
+    # Imported here, since only CUDA builds of PyTorch bring Triton along.
+    from crosscurrent.model import kernels
+
+    fits = q_BHCD.shape[-1] in kernels.HEAD_SIZES
+    return (kernels.summed_weights if fits else _summed_weights)(q_BHCD, k_BGSD, lse_BHC)
+
+
+_library = torch.library.Library("crosscurrent", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("summed_weights(Tensor q, Tensor k, Tensor lse) -> Tensor")  # type: ignore[no-untyped-call]
+_library.impl("summed_weights", _summed_weights, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("summed_weights", _summed_weights_cuda, "CUDA")  # type: ignore[no-untyped-call]
 
 
 class _Attention(torch.autograd.Function):

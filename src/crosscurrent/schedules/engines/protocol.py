@@ -1,0 +1,23 @@
+"""The one seam between a search and where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from crosscurrent.schedules.explore import Exploration, Share
+from crosscurrent.schedules.program import Program
+from crosscurrent.schedules.strategies import Strategy
+
+
+class Engine(Protocol):
+    """Runs the shares of one search."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many shares it can run at a time."""
+
+    def run(
+        self, program: Program, strategies: Sequence[Strategy], limit: int | None, shares: Sequence[Share]
+    ) -> list[Exploration]:
+        """The shares' results, in their order."""

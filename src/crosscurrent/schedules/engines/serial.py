@@ -1,0 +1,23 @@
+"""In this process, one share after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crosscurrent.schedules.explore import Exploration, Share, explore
+from crosscurrent.schedules.program import Program
+from crosscurrent.schedules.strategies import Strategy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serial:
+    """This process."""
+
+    num_workers: int = 1
+
+    def run(
+        self, program: Program, strategies: Sequence[Strategy], limit: int | None, shares: Sequence[Share]
+    ) -> list[Exploration]:
+        """The shares' results, in their order."""
+        return [explore(program, strategies, limit=limit, share=share) for share in shares]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from crosscurrent.trace.arrays import watched
+
 if TYPE_CHECKING:
     from crosscurrent.trace.cuda import CudaSource
+    from crosscurrent.trace.tracer import Tracer
 
 _UNSEEN_KERNEL = "a Triton kernel: tell what it touches with crosscurrent.access"
 
@@ -46,8 +50,8 @@ def install(source: CudaSource, patches: Patches) -> None:
     patches.replace(torch.cuda.Event, "query", functools.partial(_event_query, source))
     patches.replace(torch.cuda.Event, "elapsed_time", functools.partial(_elapsed_time, source))
     patches.replace(torch.cuda.Stream, "query", functools.partial(_stream_query, source))
-    patches.replace(torch.Tensor, "numpy", functools.partial(_host_read, source, "numpy"))
-    patches.replace(torch.Tensor, "tolist", functools.partial(_host_read, source, "tolist"))
+    patches.replace(torch.Tensor, "numpy", functools.partial(_numpy, source))
+    patches.replace(torch.Tensor, "tolist", functools.partial(_tolist, source))
     patches.replace(torch.UntypedStorage, "resize_", functools.partial(_storage_resize, source))
     patches.replace(torch.cuda.CUDAGraph, "replay", functools.partial(_graph_replay, source))
     patches.replace(threading.Thread, "start", functools.partial(_thread_start, source))
@@ -85,13 +89,34 @@ def _stream_query(source: CudaSource, before: Any) -> Any:
     return query
 
 
-def _host_read(source: CudaSource, name: str, before: Any) -> Any:
-    def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if source.tracer is not None and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-            source.tracer.host_access(tensor, False, name)
-        return before(tensor, *args, **kwargs)
+def _is_pinned(tensor: Any) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_cuda and bool(tensor.is_pinned())
+    )
 
-    return read
+
+def _listeners(source: CudaSource) -> list[Tracer]:
+    return [] if source.tracer is None else [source.tracer]
+
+
+def _numpy(source: CudaSource, before: Any) -> Any:
+    def numpy(tensor: Any, *, force: bool = False) -> Any:
+        array = before(tensor, force=force)
+        if source.tracer is None or not _is_pinned(tensor):
+            return array
+        source.tracer.host_access(tensor, False, "numpy")
+        return watched(array, tensor, functools.partial(_listeners, source))
+
+    return numpy
+
+
+def _tolist(source: CudaSource, before: Any) -> Any:
+    def tolist(tensor: Any) -> Any:
+        if source.tracer is not None and _is_pinned(tensor):
+            source.tracer.host_access(tensor, False, "tolist")
+        return before(tensor)
+
+    return tolist
 
 
 def _storage_resize(source: CudaSource, before: Any) -> Any:
@@ -130,11 +155,11 @@ def _thread_start(source: CudaSource, before: Any) -> Any:
 def _watch_triton(source: CudaSource, patches: Patches) -> None:
     """List the launches of Triton kernels, which no dispatcher sees."""
     try:
-        from triton import knobs
+        knobs = importlib.import_module("triton.knobs")
     except ImportError:
         return
     hooks = getattr(knobs.runtime, "launch_enter_hook", None)
-    if not hasattr(hooks, "add"):
+    if hooks is None or not hasattr(hooks, "add"):
         return
 
     def launched(metadata: Any) -> None:

@@ -7,6 +7,7 @@ reference sees even when the last owner is in C++ (a tensor saved by autograd, s
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -53,18 +54,27 @@ class Block(weakref.ref[torch.UntypedStorage]):
 
 
 def region_of(offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Region | None:
-    """The bytes of a strided tensor (strides and offset in elements), exactly; None without elements.
+    """The bytes of a strided tensor (strides and offset in elements), exactly; None without elements."""
+    loops = [(count, stride * itemsize) for count, stride in zip(shape, strides, strict=True)]
+    return region_of_loops(offset * itemsize, loops, itemsize)
 
-    Repeated elements (stride 0) count once, and dimensions that overlap or follow each other are merged
-    as far as a run of bytes, or one regular progression, can say the same.
+
+def region_of_loops(start: int, loops: Iterable[tuple[int, int]], itemsize: int) -> Region | None:
+    """The bytes that nested loops of ``(count, stride in bytes)`` over one item touch.
+
+    Repeated items (stride 0) count once, negative strides are turned round, and loops that overlap or
+    follow each other are merged as far as a run of bytes, or one regular progression, can say the same.
     """
-    if 0 in shape:
-        return None
+    ascending: list[tuple[int, int]] = []
+    for count, stride in loops:
+        if count == 0:
+            return None
+        if count > 1 and stride:
+            start += min(stride, 0) * (count - 1)
+            ascending.append((abs(stride), count))
     run = itemsize
     dims: list[tuple[int, int]] = []
-    for stride, count in sorted(
-        (s * itemsize, n) for s, n in zip(strides, shape, strict=True) if n > 1 and s
-    ):
+    for stride, count in sorted(ascending):
         if not dims and stride <= run:
             run += (count - 1) * stride
         elif dims and stride % dims[-1][1] == 0 and stride <= dims[-1][0] * dims[-1][1]:
@@ -72,7 +82,6 @@ def region_of(offset: int, shape: tuple[int, ...], strides: tuple[int, ...], ite
             dims[-1] = ((count - 1) * (stride // step) + inner, step)
         else:
             dims.append((count, stride))
-    start = offset * itemsize
     span = run + sum((count - 1) * stride for count, stride in dims)
     return Region(start, start + span, run, tuple(reversed(dims)))
 

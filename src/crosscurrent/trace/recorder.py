@@ -279,6 +279,17 @@ class Recorder:
                 if accesses:
                     self.put(Op, HOST, name, self.site, accesses)
 
+    def host_bytes(
+        self, tensor: Tensor, access: tuple[Region, tuple[int, ...], str], write: bool, name: str
+    ) -> None:
+        """The host touches some bytes of a tensor's storage: a region of it, with a shape and a type."""
+        with self._lock:
+            self.begin()
+            block = self.block_of(tensor)
+            if block is not None and not block.on_device:
+                region, shape, dtype = access
+                self.put(Op, HOST, name, self.site, (Access(block.index, region, write, shape, dtype),))
+
     def declared(self, reads: Iterable[Tensor], writes: Iterable[Tensor], name: str = "access") -> None:
         """Accesses that no tap can see, declared by the user.
 

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from crosscurrent.trace.records import Region
+
 
 class Taps(Protocol):
     """A tracer, as a simulation sees it. Streams are (device index, stream id)."""
@@ -40,10 +42,6 @@ class Taps(Protocol):
         """The host waited for an event."""
         ...
 
-    def event_gone(self, event: Hashable) -> None:
-        """An event was destroyed. Called while objects die: it must not do much."""
-        ...
-
     def event_queried_true(self, event: Hashable) -> None:
         """The host saw that an event is done."""
         ...
@@ -66,6 +64,12 @@ class Taps(Protocol):
 
     def host_access(self, tensor: torch.Tensor, write: bool, name: str) -> None:
         """The host itself touches a tensor, outside of any op."""
+        ...
+
+    def host_bytes(
+        self, tensor: torch.Tensor, access: tuple[Region, tuple[int, ...], str], write: bool, name: str
+    ) -> None:
+        """The host touches some bytes of a tensor's storage, through a NumPy array."""
         ...
 
     def released(self, storage: torch.UntypedStorage) -> None:

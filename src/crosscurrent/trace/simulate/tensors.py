@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from crosscurrent.trace.arrays import watched
 from crosscurrent.trace.simulate.memory import PINNED
 from crosscurrent.trace.simulate.plans import EXPLICIT_CPU
 
@@ -215,12 +216,13 @@ def _host_views(simulation: Simulation) -> dict[str, object]:
     memory = simulation.memory
     real_numpy, real_tolist, real_dlpack = _base.numpy, _base.tolist, Tensor.__dlpack__
 
-    def told(tensor: Tensor, name: str) -> None:
-        if simulation.tracers:
-            block = memory.block_of(tensor)
-            if block is not None and block.device == PINNED:
-                for tracer in simulation.tracers:
-                    tracer.host_access(tensor, False, name)
+    def told(tensor: Tensor, name: str) -> bool:
+        block = memory.block_of(tensor) if simulation.tracers else None
+        if block is None or block.device != PINNED:
+            return False
+        for tracer in simulation.tracers:
+            tracer.host_access(tensor, False, name)
+        return True
 
     def numpy(self: Tensor, *, force: bool = False) -> Any:
         if memory.device_of(self) >= 0:
@@ -230,8 +232,8 @@ def _host_views(simulation: Simulation) -> dict[str, object]:
                     "Use Tensor.cpu() to copy the tensor to host memory first."
                 )
             self = self.cpu()
-        told(self, "numpy")
-        return real_numpy(self, force=force)
+        array = real_numpy(self, force=force)
+        return watched(array, self, lambda: simulation.tracers) if told(self, "numpy") else array
 
     def tolist(self: Tensor) -> Any:
         if memory.device_of(self) >= 0:

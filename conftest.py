@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
+from typing import NamedTuple
 
 # pytest-xdist runs one process a core. More threads in each would only take cores from one another.
 # This has to be said before torch is first imported; the worker processes inherit it.
@@ -12,25 +15,51 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 import pytest  # noqa: E402
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out the tests marked ``gpu`` where there is no CUDA device."""
-    gpu_tests = [item for item in items if item.get_closest_marker("gpu") is not None]
-    if not gpu_tests:
-        return
+class Need(NamedTuple):
+    """What a marker says that a test needs, and what the summary says where it is missing."""
+
+    met: Callable[[], bool]
+    reason: str
+    left_out: str
+
+
+def _has_cuda() -> bool:
     import torch
 
-    if torch.cuda.is_available():
-        return
-    for item in gpu_tests:
-        item.add_marker(pytest.mark.skip(reason="needs a real CUDA device"))
+    return torch.cuda.is_available()
+
+
+def _has_chromium() -> bool:
+    return any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome")))
+
+
+NEEDS = {
+    "gpu": Need(
+        _has_cuda,
+        "needs a real CUDA device",
+        "GPU tests left out: this machine has no CUDA device (`tox -e gpu` runs them)",
+    ),
+    "chromium": Need(
+        _has_chromium,
+        "needs Chromium",
+        "browser tests left out: this machine has no Chromium (Debian: `apt-get install chromium`)",
+    ),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out the tests that need what this machine lacks."""
+    for marker, need in NEEDS.items():
+        marked = [item for item in items if item.get_closest_marker(marker) is not None]
+        if marked and not need.met():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=need.reason))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests a run without a GPU did not make."""
-    left_out = [
-        report for report in terminalreporter.stats.get("skipped", []) if "gpu" in getattr(report, "keywords", {})
-    ]
-    if left_out:
-        terminalreporter.write_line(
-            f"{len(left_out)} GPU tests left out: this machine has no CUDA device (`tox -e gpu` runs them)"
-        )
+    """Say how many tests this run did not make, and why."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for marker, need in NEEDS.items():
+        left_out = [report for report in skipped if marker in getattr(report, "keywords", {})]
+        if left_out:
+            terminalreporter.write_line(f"{len(left_out)} {need.left_out}")

@@ -40,7 +40,8 @@ def sentences(overlap: Overlap) -> tuple[str, ...]:
         verb = "is" if overlap.num_pageable == 1 else "are"
         found.append(
             f"{overlap.num_pageable:,} of {overlap.num_copies:,} copies {verb} with pageable memory: "
-            "the host takes part in them and cannot run ahead. Pin the buffers once, and copy with `non_blocking=True`."
+            "the host takes part in them and cannot run ahead. Pin the buffers once, and copy with "
+            "`non_blocking=True`."
         )
     found += _blocked(overlap)
     if overlap.bounds is not None:

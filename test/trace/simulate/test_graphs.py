@@ -65,10 +65,14 @@ def test_branches_have_lanes_of_their_own(simulation: Simulation, listener: Any)
 def test_unjoined_work_is_an_error(simulation: Simulation) -> None:
     static = torch.ones(3, device="cuda")
     branch = torch.cuda.Stream()
-    with pytest.raises(RuntimeError, match="unjoined work"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin()
         branch.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(branch):
             static + 1
+        with pytest.raises(RuntimeError, match="unjoined work"):
+            graph.capture_end()
     assert (static + 1).tolist() == [2.0, 2.0, 2.0]
 
 
@@ -229,7 +233,10 @@ def test_a_graph_is_captured_once(simulation: Simulation) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         torch.ones(2, device="cuda")
-    with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(RuntimeError, match="already owns a captured graph"):
+    with (
+        torch.cuda.stream(torch.cuda.Stream()),
+        pytest.raises(RuntimeError, match="already owns a captured graph"),
+    ):
         graph.capture_begin()
     graph.reset()
     with torch.cuda.graph(graph):

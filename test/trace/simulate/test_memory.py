@@ -80,7 +80,10 @@ def test_capacity_is_a_choice() -> None:
     with simulate(capacity=4 * KIB):
         assert torch.cuda.get_device_properties(0).total_memory == 4 * KIB
         kept = torch.zeros(3 * KIB, dtype=torch.uint8, device="cuda")
-        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 2.00 KiB. GPU 0 has a total capacity of 4.00 KiB"):
+        with pytest.raises(
+            torch.OutOfMemoryError,
+            match=r"Tried to allocate 2.00 KiB. GPU 0 has a total capacity of 4.00 KiB",
+        ):
             torch.zeros(2 * KIB, dtype=torch.uint8, device="cuda")
         assert torch.cuda.memory_allocated() == 3 * KIB
         assert torch.cuda.memory_stats()["num_ooms"] == 1

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -17,13 +17,25 @@ def _state(module: nn.Module) -> list[Tensor]:
     return [tensor.detach().cpu() for tensor in module.state_dict().values()]
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "mlp": (lambda: nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2)), lambda: torch.randn(3, 4)),
-    "convolution": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2)), lambda: torch.randn(2, 1, 6, 6)),
-    "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), lambda: torch.randn(2, 3, 8)),
-    "embedding": (lambda: nn.Sequential(nn.Embedding(5, 4), nn.Flatten(1), nn.Linear(12, 1)), lambda: torch.tensor([[0, 1, 2], [3, 4, 0]])),
-    "recurrent": (lambda: _First(nn.GRU(4, 4)), lambda: torch.randn(2, 3, 4)),
-}  # fmt: skip
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "mlp": lambda: (
+        nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2)),
+        torch.randn(3, 4),
+    ),
+    "convolution": lambda: (
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2)),
+        torch.randn(2, 1, 6, 6),
+    ),
+    "attention": lambda: (
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        torch.randn(2, 3, 8),
+    ),
+    "embedding": lambda: (
+        nn.Sequential(nn.Embedding(5, 4), nn.Flatten(1), nn.Linear(12, 1)),
+        torch.tensor([[0, 1, 2], [3, 4, 0]]),
+    ),
+    "recurrent": lambda: (_First(nn.GRU(4, 4)), torch.randn(2, 3, 4)),
+}
 
 
 class _First(nn.Module):
@@ -40,11 +52,10 @@ class _First(nn.Module):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
 def test_training_gives_the_numbers_of_the_cpu(name: str) -> None:
-    make, data = MODELS[name]
     results = []
     for device in ("cpu", "cuda:1"):
         torch.manual_seed(0)
-        module, batch = make(), data()
+        module, batch = MODELS[name]()
         module.to(device)
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, foreach=False)
         for _ in range(2):
@@ -113,10 +124,14 @@ def test_modules_move() -> None:
 def test_fused_attention(mask: str | None) -> None:
     query, key, value = (torch.randn(1, 2, 5, 4, device="cuda", requires_grad=True) for _ in range(3))
     explicit = torch.ones(5, 5, dtype=torch.bool, device="cuda").tril() if mask == "explicit" else None
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=explicit, is_causal=mask == "causal")
+    out = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=explicit, is_causal=mask == "causal"
+    )
     weights = query @ key.transpose(-1, -2) / 2
     if mask:
-        weights = weights.masked_fill(~torch.ones(5, 5, dtype=torch.bool, device="cuda").tril(), float("-inf"))
+        weights = weights.masked_fill(
+            ~torch.ones(5, 5, dtype=torch.bool, device="cuda").tril(), float("-inf")
+        )
     # Rounding of sums of 5 terms of order 1 in float32, with a margin of 10.
     assert torch.allclose(out, weights.softmax(-1) @ value, atol=10 * 5 * 2**-23)
     out.sum().backward()
@@ -160,7 +175,7 @@ def test_data_loader_pins() -> None:
 def test_one_hot_does_not_make_the_host_wait() -> None:
     index = torch.tensor([[0, 2]], device="cuda")
     torch.cuda.set_sync_debug_mode("error")
-    encoded = F.one_hot(index, 3)
+    encoded = functional.one_hot(index, 3)
     torch.cuda.set_sync_debug_mode("default")
     assert encoded.tolist() == [[[1, 0, 0], [0, 0, 1]]]
     assert encoded.is_cuda

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -19,7 +19,7 @@ DRAWS = {
     "normal_": lambda device: torch.empty(4, device=device).normal_(),
     "bernoulli": lambda device: torch.bernoulli(torch.full((9,), 0.5, device=device)),
     "multinomial": lambda device: torch.multinomial(torch.ones(9, device=device), 4),
-    "dropout": lambda device: F.dropout(torch.ones(20, device=device)),
+    "dropout": lambda device: functional.dropout(torch.ones(20, device=device)),
     "poisson": lambda device: torch.poisson(torch.full((9,), 5.0, device=device)),
 }
 

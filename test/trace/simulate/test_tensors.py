@@ -8,8 +8,8 @@ import io
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("two_devices")
         lambda device: torch.from_numpy(np.ones(3)).to(device),
         lambda device: torch.full((3,), 1.0, device=device)[1:].view(2, 1),
         lambda device: torch.nn.Linear(2, 2, device=device).weight,
-        lambda device: F.one_hot(torch.tensor([0, 2], device=device)),
+        lambda device: functional.one_hot(torch.tensor([0, 2], device=device)),
         lambda device: torch.ones(3, device=device) * torch.tensor(2.0),
         lambda device: torch.ones(3, device=device)[torch.tensor([0, 1])],
         lambda device: torch.hann_window(4, device=device),
@@ -142,7 +142,9 @@ def test_to_the_same_place_is_the_same_tensor() -> None:
     ],
 )
 def test_mixing_device_and_host_raises(mix: object) -> None:
-    expected = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+    expected = (
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+    )
     with pytest.raises(RuntimeError, match=expected):
         mix()  # type: ignore[operator]
 
@@ -243,7 +245,12 @@ def test_default_devices() -> None:
 def test_save_and_load() -> None:
     file = io.BytesIO()
     torch.save({"a": torch.arange(3, device="cuda:1"), "b": torch.ones(2)}, file)
-    for location, expected in ((None, "cuda:1"), ("cpu", "cpu"), ("cuda:0", "cuda:0"), (torch.device("cuda", 0), "cuda:0")):
+    for location, expected in (
+        (None, "cuda:1"),
+        ("cpu", "cpu"),
+        ("cuda:0", "cuda:0"),
+        (torch.device("cuda", 0), "cuda:0"),
+    ):
         file.seek(0)
         loaded = torch.load(file, map_location=location)
         assert str(loaded["a"].device) == expected

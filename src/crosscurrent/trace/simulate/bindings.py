@@ -43,7 +43,7 @@ class DeviceProperties(NamedTuple):
     clock_rate: int = CYCLES_PER_MICROSECOND * 1000
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
-    gcnArchName: str = ""  # noqa: N815 (PyTorch's name)
+    gcnArchName: str = ""
     uuid: str = "00000000-0000-0000-0000-000000000000"
     pci_bus_id: int = 0
     pci_device_id: int = 0

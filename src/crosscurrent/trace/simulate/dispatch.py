@@ -22,7 +22,7 @@ HOST = -1
 strided = torch.strided
 
 
-class SimulatedDispatch(TorchDispatchMode):
+class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One per simulation, on the mode stack of every thread.
 
     The common case is kept short: plain tensors of one device, no device among the arguments.
@@ -31,7 +31,7 @@ class SimulatedDispatch(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, simulation: Simulation) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.simulation = simulation
         self._get_block = simulation.memory.blocks.get
         self._plans: dict[Any, Callable[..., Any] | None] = {}

@@ -23,7 +23,7 @@ _MORE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "ran
 
 def default_device() -> torch.device | None:
     """The device of ``with torch.device(...)`` or ``set_default_device``, if there is one."""
-    modes = torch.overrides._get_current_function_mode_stack()
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), None)
 
 

@@ -9,18 +9,18 @@ from weakref import WeakValueDictionary
 
 import torch
 
-_RealGenerator = torch._C.Generator
+_RealGenerator: Any = torch._C.Generator
 _simulated: WeakValueDictionary[int, CudaGenerator] = WeakValueDictionary()
 """By address of the C++ object: ops see a generator as a new Python object without our class."""
 
 
-class CudaGenerator(_RealGenerator):
+class CudaGenerator(_RealGenerator):  # type: ignore[misc]
     """A generator of a simulated device; it draws what a CPU generator with the same seed draws."""
 
     _device: torch.device
 
     def __new__(cls, device: torch.device) -> CudaGenerator:
-        self = super().__new__(cls, device="cpu")
+        self: CudaGenerator = super().__new__(cls, device="cpu")
         self._device = device
         _simulated[self._cdata] = self
         return self
@@ -29,7 +29,7 @@ class CudaGenerator(_RealGenerator):
         pass
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         """The device."""
         return self._device
 

@@ -98,8 +98,8 @@ class Capture:
         for queue, have in self._known.items():
             if known.get(queue, 0) < have[queue]:
                 raise torch.AcceleratorError(
-                    f"CUDA error: capturing stream has unjoined work: stream {queue.stream_id} took part in the "
-                    "capture, and the capturing stream does not wait for it before the capture ends"
+                    f"CUDA error: capturing stream has unjoined work: stream {queue.stream_id} took part in "
+                    "the capture, and the capturing stream does not wait for it before the capture ends"
                 )
 
     def call(
@@ -327,27 +327,28 @@ def replay_call(simulation: Simulation, step: _Call) -> None:
 
 @contextmanager
 def _below_autograd() -> Iterator[None]:
-    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
         yield
 
 
 def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def _all_bytes(tensor: Tensor) -> Tensor:
-    with torch._C._DisableTorchDispatch(), torch.no_grad():  # type: ignore[attr-defined]
-        return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())  # type: ignore[call-overload, no-any-return]
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 def _raw_copy(target: Tensor, source: Tensor) -> None:
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch():
         target.copy_(source)
 
 
 def _poison(everything: Tensor) -> None:
     """Fill with bytes that are NaN in every floating-point type."""
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch():
         everything.fill_(0xFF)
 
 

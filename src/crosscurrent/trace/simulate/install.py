@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ def install(simulation: Simulation, patches: Patches) -> None:
     patches.set(torch.cuda.graph, "default_capture_stream", None)
     patches.set(torch, "Generator", generators.Generator)
     patches.set(torch.cuda, "default_generators", simulation.random.defaults)
-    variable = torch.autograd.variable.Variable
+    variable: Any = sys.modules["torch.autograd.variable"].Variable  # a function hides the module
     patches.set(variable, "_execution_engine", Engine(simulation, vars(variable)["_execution_engine"]))
     _install_cuda_module(simulation, patches)
     patches.update(torch.Tensor, tensor_methods(simulation))
@@ -108,7 +109,7 @@ class _Runtime:
 
 
 def _install_threads(simulation: Simulation, patches: Patches) -> None:
-    real: Callable[[threading.Thread], None] = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    real: Callable[[threading.Thread], None] = vars(threading.Thread)["_bootstrap_inner"]
 
     def bootstrap(self: threading.Thread) -> None:
         simulation.run_thread(lambda: real(self))
@@ -136,7 +137,7 @@ def _install_parsing(simulation: Simulation, patches: Patches) -> None:
 
 def _install_one_hot(patches: Patches) -> None:
     """On the CPU it looks at the values, which would make the host wait; on a GPU it does not."""
-    real = torch._C._nn.one_hot  # type: ignore[attr-defined]
+    real = torch._C._nn.one_hot
 
     def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
         if num_classes <= 0 or not tensor.is_cuda:

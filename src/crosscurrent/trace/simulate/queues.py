@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-
 from typing import TYPE_CHECKING
 
 from crosscurrent.trace.simulate.autograd import StreamLog

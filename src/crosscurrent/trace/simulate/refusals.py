@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from crosscurrent.trace.simulate.patches import Patches
     from crosscurrent.trace.simulate.simulation import Simulation
 
-SIMULATED = frozenset(
-    """
+_SIMULATED = """
     AcceleratorError CUDAGraph Event OutOfMemoryError Stream StreamContext
     can_device_access_peer cudart check_error current_device current_stream default_generators
     default_stream device device_count device_of empty_cache get_allocator_backend get_arch_list
@@ -30,18 +29,18 @@ SIMULATED = frozenset(
     memory_summary reset_accumulated_memory_stats reset_max_memory_allocated reset_max_memory_cached
     reset_peak_memory_stats seed seed_all set_device set_per_process_memory_fraction set_rng_state
     set_rng_state_all set_stream set_sync_debug_mode stream synchronize
-    """.split()
-)
-"""Public names of ``torch.cuda`` that work."""
-
-HARMLESS = frozenset(
-    """
+"""
+_HARMLESS = """
     Any Callable CudaError DEVICE_REQUIREMENT DeferredCudaCallError Device NewType Optional
     PYTORCH_RELEASES_CODE_CC TYPE_CHECKING amp cast classproperty cudaStatus gds graphs green_contexts
     has_half has_magma importlib jiterator lru_cache memory nccl nvtx os platform profiler random sparse
     streams threading torch traceback tunable warnings comm
-    """.split()
-)
+"""
+
+SIMULATED = frozenset(_SIMULATED.split())
+"""Public names of ``torch.cuda`` that work."""
+
+HARMLESS = frozenset(_HARMLESS.split())
 """Public names that are no functions of a device: types, constants, modules."""
 
 _MODULES = {

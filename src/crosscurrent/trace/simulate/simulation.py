@@ -113,7 +113,7 @@ class Simulation:
         self._thread = threading.get_ident()
         try:
             install(self, self._patches)
-            self.mode.__enter__()
+            self.mode.__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
             self._patches.restore()
             raise
@@ -131,7 +131,7 @@ class Simulation:
         self._check_leaving()
         self.is_active = False
         self.attend(+1)  # for good: threads that go on have to notice that it is over
-        self.mode.__exit__(exc_type, exc_value, traceback)
+        self.mode.__exit__(exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
         self._patches.restore()
         _active = None
 
@@ -144,7 +144,8 @@ class Simulation:
             raise RuntimeError("something still watches this simulation: leave watch() before simulate()")
         if _python_dispatch._get_current_dispatch_mode() is not self.mode:
             raise RuntimeError(
-                "simulate() is left before a context that was entered inside it: leave contexts in reverse order"
+                "simulate() is left before a context that was entered inside it: leave contexts in "
+                "reverse order"
             )
 
     # For tracers
@@ -169,8 +170,8 @@ class Simulation:
         """The index of a device given as number, name, ``torch.device`` or None (the current one)."""
         if self.forked:
             raise RuntimeError(
-                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use "
-                "the 'spawn' start method"
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
+                "use the 'spawn' start method"
             )
         if device is None:
             return self.queues.thread.device
@@ -341,12 +342,12 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _refuse_real_cuda() -> None:
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError(
             "CUDA is in use in this process: simulate() would mix real and simulated devices. "
             "Leave simulate() out here, or simulate in a process of its own."
         )
-    if torch.backends.cuda.is_built():
+    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         raise RuntimeError(
             "this build of PyTorch has real CUDA support, which simulate() cannot replace safely. Leave "
             "simulate() out, or install a CPU build (pip install torch --index-url "

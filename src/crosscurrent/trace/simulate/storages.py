@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from crosscurrent.trace.simulate.simulation import Simulation
 
 _CPU = torch.device("cpu")
+_base: Any = torch._C.StorageBase
 
 
 def storage_methods(simulation: Simulation) -> dict[str, object]:
@@ -24,7 +25,7 @@ def storage_methods(simulation: Simulation) -> dict[str, object]:
 
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=_CPU).set_(storage)  # type: ignore[call-overload, no-any-return]
+    return torch.empty(0, dtype=torch.uint8, device=_CPU).set_(storage)
 
 
 def _block_of(simulation: Simulation, storage: UntypedStorage) -> Block | None:
@@ -32,7 +33,7 @@ def _block_of(simulation: Simulation, storage: UntypedStorage) -> Block | None:
 
 
 def _queries(simulation: Simulation) -> dict[str, object]:
-    real_device = torch._C.StorageBase.device.__get__
+    real_device = _base.device.__get__
 
     def index(self: UntypedStorage) -> int:
         block = _block_of(simulation, self)
@@ -58,7 +59,7 @@ def _queries(simulation: Simulation) -> dict[str, object]:
 
 
 def _copies(simulation: Simulation) -> dict[str, object]:
-    real_resize = torch._C.StorageBase.resize_
+    real_resize = _base.resize_
 
     def to(self: UntypedStorage, *, device: Any, non_blocking: bool = False) -> UntypedStorage:
         target = simulation.full_device(device)
@@ -107,8 +108,7 @@ def _copies(simulation: Simulation) -> dict[str, object]:
 
 
 def _elements(simulation: Simulation) -> dict[str, object]:
-    base = torch._C.StorageBase
-    real_get, real_set, real_share = base.__getitem__, base.__setitem__, UntypedStorage.share_memory_
+    real_get, real_set, real_share = _base.__getitem__, _base.__setitem__, UntypedStorage.share_memory_
 
     def fill_(self: UntypedStorage, value: int) -> UntypedStorage:
         _bytes_of(self).fill_(value)

@@ -271,7 +271,8 @@ class EventMethods:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         if max(self._done_at, end_event._done_at) > running().clock.now:
             raise ValueError("Both events must be completed before calculating elapsed time.")
-        return (end_event._done_at - self._done_at) / 1e6
+        milliseconds: float = (end_event._done_at - self._done_at) / 1e6
+        return milliseconds
 
     def ipc_handle(self) -> Any:
         """Not simulated."""
@@ -312,9 +313,8 @@ class Event(EventMethods, metaclass=_AlsoCuda):
 
 def stream_object(queue: Queue) -> Any:
     """A ``torch.cuda.Stream`` for a queue."""
-    return torch.cuda.Stream(
-        stream_id=queue.stream_id, device_index=queue.device, device_type=CUDA_DEVICE_TYPE
-    )
+    make: Any = torch.cuda.Stream
+    return make(stream_id=queue.stream_id, device_index=queue.device, device_type=CUDA_DEVICE_TYPE)
 
 
 def generic_stream(queue: Queue) -> Any:

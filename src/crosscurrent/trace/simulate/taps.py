@@ -34,10 +34,6 @@ class Taps(Protocol):
         """A stream waits for the latest recording of an event, if there is one."""
         ...
 
-    def event_gone(self, event: Hashable) -> None:
-        """An event object died; its key does not come back."""
-        ...
-
     def event_synchronized(self, event: Hashable, kind: str = "event") -> None:
         """The host waited for an event."""
         ...

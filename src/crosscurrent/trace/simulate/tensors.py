@@ -27,7 +27,7 @@ class _Move(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         source: Tensor, device: torch.device, dtype: torch.dtype | None, non_blocking: bool, layout: Any
     ) -> Tensor:
         return _copied(source, device, dtype, non_blocking, layout)
@@ -37,7 +37,7 @@ class _Move(torch.autograd.Function):
         ctx.device, ctx.dtype = inputs[0].device, inputs[0].dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return grad.to(ctx.device, ctx.dtype), None, None, None, None
 
 
@@ -47,7 +47,7 @@ class _ReturnTo(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(source: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(source: Tensor) -> Tensor:
         return source.view_as(source)
 
     @staticmethod
@@ -55,8 +55,13 @@ class _ReturnTo(torch.autograd.Function):
         ctx.device = inputs[0].device
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return grad.to(ctx.device)
+
+
+def _apply(function: Any, *args: Any) -> Tensor:
+    out: Tensor = function.apply(*args)
+    return out
 
 
 def move(
@@ -68,7 +73,7 @@ def move(
 ) -> Tensor:
     """Copy a tensor to another device, as ``Tensor.to`` does."""
     if tensor.requires_grad and torch.is_grad_enabled():
-        moved: Tensor = _Move.apply(tensor, device, dtype, non_blocking, layout)  # type: ignore[no-untyped-call]
+        moved: Tensor = _apply(_Move, tensor, device, dtype, non_blocking, layout)
         return moved
     return _copied(tensor, device, dtype, non_blocking, layout)
 
@@ -129,7 +134,7 @@ def _moves(simulation: Simulation) -> dict[str, object]:
 
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if has_torch_function_unary(self):
-            return handle_torch_function(Tensor.to, (self,), self, *args, **kwargs)  # type: ignore[no-any-return]
+            return handle_torch_function(Tensor.to, (self,), self, *args, **kwargs)
         device, rest, options = _parse_to(simulation, args, kwargs)
         if device is None or device == self.device or device.type not in ("cpu", "cuda"):
             if device is not None and device.type not in ("cpu", "cuda"):
@@ -162,7 +167,7 @@ def _moves(simulation: Simulation) -> dict[str, object]:
             and torch.is_grad_enabled()
             and src.device != self.device
         ):
-            src = _ReturnTo.apply(src)  # type: ignore[no-untyped-call]
+            src = _apply(_ReturnTo, src)
         return real_copy(self, src, non_blocking)
 
     def type_as(self: Tensor, tensor: Tensor) -> Tensor:
@@ -299,7 +304,9 @@ def _factories(simulation: Simulation) -> dict[str, object]:
 
 def _others(simulation: Simulation) -> dict[str, object]:
     memory = simulation.memory
-    real_type, real_share, real_set_data = _base.type, Tensor.share_memory_, Tensor.is_shared
+    real_type = _base.type
+    real_share: Any = Tensor.share_memory_
+    real_is_shared: Any = Tensor.is_shared
 
     def record_stream(self: Tensor, s: Any) -> None:
         if memory.device_of(self) < 0:
@@ -327,7 +334,7 @@ def _others(simulation: Simulation) -> dict[str, object]:
         return self if memory.device_of(self) >= 0 else real_share(self)
 
     def is_shared(self: Tensor) -> bool:
-        return memory.device_of(self) >= 0 or real_set_data(self)
+        return memory.device_of(self) >= 0 or real_is_shared(self)
 
     return {
         "record_stream": record_stream,

@@ -359,7 +359,11 @@ class Keeper:
         if storage is None:
             raise NotReplayableError(f"block {access.block} was freed before its content was kept")
         view = _raw(access)
-        return kept(bytes_of(storage).as_strided(view.shape, view.strides, view.offset))
+        raw = bytes_of(storage)
+        elements = raw[: raw.numel() // view.torch_dtype.itemsize * view.torch_dtype.itemsize].view(
+            view.torch_dtype
+        )
+        return kept(elements.as_strided(view.shape, view.strides, view.offset))
 
     def _all_of(self, block: int) -> Tensor:
         storage = self._storage(block)
@@ -448,11 +452,15 @@ class _Pending(NamedTuple):
 
 
 def _raw(access: Access) -> View:
-    """A region as bytes."""
-    region = access.region
-    shape = (*(count for count, _ in region.dims), region.run)
-    strides = (*(stride for _, stride in region.dims), 1)
-    return View(access.block, "uint8", shape, strides, region.start)
+    """A region as its elements, or as bytes where that does not come out even."""
+    start, _, run, dims = access.region
+    dtype = getattr(torch, access.dtype, torch.uint8)
+    size = dtype.itemsize
+    if any(number % size for number in (start, run, *(stride for _, stride in dims))):
+        dtype, size = torch.uint8, 1
+    shape = (*(count for count, _ in dims), run // size)
+    strides = (*(stride // size for _, stride in dims), 1)
+    return View(access.block, str(dtype).removeprefix("torch."), shape, strides, start // size)
 
 
 def _fill(dtype: str) -> int:

@@ -106,13 +106,12 @@ class Replayer:
         """A value as the last run left it."""
         return self._arena.view(view).clone()
 
-    def left_by(self, linear: Linear, node: int) -> tuple[Tensor, ...]:
-        """What the blocks that ``node`` writes hold right after it ran, in this schedule."""
+    def left_by(self, linear: Linear, node: int, others: Sequence[int] = ()) -> tuple[Tensor, ...]:
+        """What the blocks that ``node`` and ``others`` write hold right after ``node`` ran in a schedule."""
+        written = sorted({a.block for n in (node, *others) for a in self.order.ops[n].accesses if a.write})
         with _quiet():
-            failure = self._play(linear[: linear.index(node) + 1])
-            if failure is not None:
+            if self._play(linear[: linear.index(node) + 1]) is not None:
                 return ()
-            written = sorted({access.block for access in self.order.ops[node].accesses if access.write})
             return tuple(self._arena.span(block).clone() for block in written)
 
     def unfaithful(self) -> tuple[str, ...]:

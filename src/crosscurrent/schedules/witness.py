@@ -134,10 +134,14 @@ class Prover:
 
     def _reason(self, replayer: Replayer, outcome: Outcome, first: int, second: int) -> str:
         """Why the other order of two operations came to the same."""
-        for node in (first, second):
-            usual = replayer.left_by(replayer.order.program, node)
-            reversed_ = replayer.left_by(outcome.linear, node)
-            if len(usual) != len(reversed_) or not all(map(torch.equal, usual, reversed_)):
+        usual, other = replayer.order.program, outcome.linear
+        moments = [
+            (replayer.left_by(usual, first), replayer.left_by(other, first)),
+            (replayer.left_by(usual, second), replayer.left_by(other, second)),
+            (replayer.left_by(usual, second, [first]), replayer.left_by(other, first, [second])),
+        ]
+        for one, two in moments:
+            if len(one) != len(two) or not all(map(torch.equal, one, two)):
                 return (
                     "the other order changes what is in memory in between, but that is overwritten, or "
                     "nothing reads it, before the end"

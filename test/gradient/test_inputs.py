@@ -179,3 +179,13 @@ def test_pinned_memory_counts_with_the_allocators_rounding(build: Build, cuda: t
 def test_an_unknown_quantizer_is_refused() -> None:
     with pytest.raises(ValueError, match="layercp_qname"):
         GradientArgs(layercp_qname="zip")
+
+
+def test_autocast_is_refused(build: Build, batch: Batch) -> None:
+    model = build(dtype=torch.float32)
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ValueError, match=r"torch\.autocast is on"),
+    ):
+        model(*batch(20))
+    model(*batch(20))

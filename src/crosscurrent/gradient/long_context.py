@@ -150,6 +150,12 @@ class LongContextGradientModel(nn.Module):
                 f"grad.async_cpu_transfer needs the model on a CUDA device, but it is on {device}; move it "
                 "there, or set grad.async_cpu_transfer to False"
             )
+        if torch.is_autocast_enabled(device.type):
+            raise ValueError(
+                f"torch.autocast is on for {device.type}: caches and checkpoints have the dtype of the "
+                "parameters, and the backward pass computes each layer again outside of it; leave autocast, "
+                "and cast the model instead (model.bfloat16())"
+            )
         lora = self.gpt_model.config.lora
         if parameters and lora is not None and lora.dropout > 0 and self.gpt_model.training:
             raise ValueError(
@@ -172,7 +178,9 @@ class LongContextGradientModel(nn.Module):
 
     def _run_forward(self, call: Call, store: CheckpointStore | None) -> Tensor:
         with _sizes_in_errors(call), self._lanes_open() as lanes:
-            return ForwardPass(call, lanes, store).run()
+            # Named, so that its double buffers outlive the lanes' last wait.
+            forward_pass = ForwardPass(call, lanes, store)
+            return forward_pass.run()
 
     def _run_checkpointed(self, call: Call) -> Tensor:
         if self._store is None or self._store.device != call.device:
@@ -193,7 +201,9 @@ class LongContextGradientModel(nn.Module):
                 "before the next forward pass, or make that one under torch.no_grad()"
             )
         with _sizes_in_errors(call), self._lanes_open() as lanes:
-            gradients = BackwardPass(call, lanes, self._store, parameters).run(grad_loss)
+            # Named, so that its double buffers outlive the lanes' last wait.
+            backward_pass = BackwardPass(call, lanes, self._store, parameters)
+            gradients = backward_pass.run(grad_loss)
         if self._setup.args.nan_guard:
             watch_gradients(self, parameters, gradients).check()
         return gradients

@@ -127,12 +127,21 @@ def test_narrow_dtypes_have_a_wide_softmax(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), want, rtol=0, atol=atol)
 
 
-def test_the_operator_for_summed_weights_has_a_schema_and_a_plain_meaning() -> None:
+def test_the_operators_have_schemas_and_a_plain_meaning() -> None:
     q, k, v = draw_qkv((2, 2, 2, 5, 9, 8), seed=6, dtype=torch.bfloat16)
-    lse = attend(q, k, v)[1]
-    operator = torch.ops.crosscurrent.summed_weights
-    assert torch.equal(operator(q, k, lse), summed_weights(q, k, lse))
-    assert not operator.default._schema.is_mutable
+    out, lse = attend(q, k, v)
+    operators = torch.ops.crosscurrent
+    results = {
+        operators.attend: (operators.attend(q, k, v), (out, lse)),
+        operators.summed_weights: ((operators.summed_weights(q, k, lse),), (summed_weights(q, k, lse),)),
+        operators.attend_backward: (
+            operators.attend_backward(out, q, k, v, out, lse),
+            attend_backward(out, q, k, v, out, lse),
+        ),
+    }
+    for operator, (got, want) in results.items():
+        assert not operator.default._schema.is_mutable
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def test_gradients_have_the_dtypes_of_their_inputs() -> None:

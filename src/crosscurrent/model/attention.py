@@ -46,7 +46,12 @@ def attend(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tens
             f"no more queries than keys: pass q as [B, H, C, D] and k, v as [B, G, S, D]"
         )
     if _is_fused(q_BHCD):
-        return _flash_forward(q_BHCD, k_BGSD, v_BGSD)
+        return torch.ops.crosscurrent.attend(q_BHCD, k_BGSD, v_BGSD)  # type: ignore[no-any-return]
+    return _attend(q_BHCD, k_BGSD, v_BGSD)
+
+
+def _attend(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tensor]:
+    (H, C), S = q_BHCD.shape[1:3], k_BGSD.shape[2]
     B, D = q_BHCD.shape[0], q_BHCD.shape[-1]
     q, k, v = (_wide(t) for t in (q_BHCD, k_BGSD, v_BGSD))
     k_NSD, v_NSD = k.flatten(0, 1), v.flatten(0, 1)
@@ -75,8 +80,15 @@ def attend_backward(
     The fused kernel adds with atomics unless `torch.use_deterministic_algorithms(True)` is set; the plain
     path is always deterministic.
     """
+    tensors = (grad_out_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD, lse_BHC)
     if _is_fused(q_BHCD):
-        return _flash_backward(grad_out_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD, lse_BHC)
+        return torch.ops.crosscurrent.attend_backward(*tensors)  # type: ignore[no-any-return]
+    return _attend_backward(*tensors)
+
+
+def _attend_backward(
+    grad_out_BHCD: Tensor, q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, out_BHCD: Tensor, lse_BHC: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     B, H, C, D = q_BHCD.shape
     G, S = k_BGSD.shape[1:3]
     scale = 1.0 / math.sqrt(D)
@@ -103,7 +115,6 @@ def attend_backward(
 def summed_weights(q_BHCD: Tensor, k_BGSD: Tensor, lse_BHC: Tensor) -> Tensor:
     """Softmax weights summed over the C queries and the R heads of a group, in float32 or float64."""
     if _is_fused(q_BHCD):
-        # An operator with a schema, and not a bare kernel: traces and profiles see what it reads.
         return torch.ops.crosscurrent.summed_weights(q_BHCD, k_BGSD, lse_BHC)  # type: ignore[no-any-return]
     return _summed_weights(q_BHCD, k_BGSD, lse_BHC)
 
@@ -127,12 +138,6 @@ def _summed_weights_cuda(q_BHCD: Tensor, k_BGSD: Tensor, lse_BHC: Tensor) -> Ten
 
     fits = q_BHCD.shape[-1] in kernels.HEAD_SIZES
     return (kernels.summed_weights if fits else _summed_weights)(q_BHCD, k_BGSD, lse_BHC)
-
-
-_library = torch.library.Library("crosscurrent", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("summed_weights(Tensor q, Tensor k, Tensor lse) -> Tensor")  # type: ignore[no-untyped-call]
-_library.impl("summed_weights", _summed_weights, "CPU")  # type: ignore[no-untyped-call]
-_library.impl("summed_weights", _summed_weights_cuda, "CUDA")  # type: ignore[no-untyped-call]
 
 
 class _Attention(torch.autograd.Function):
@@ -221,3 +226,21 @@ def _flash_backward(
         scale=1.0 / math.sqrt(q_BHCD.shape[-1]),
     )  # fmt: skip
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+# The fused kernels are operators with a schema: whoever looks at what is dispatched sees what they read, and
+# the dispatcher decides by where the memory is.
+_library = torch.library.Library("crosscurrent", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _schema, _plain, _fused in (
+    ("attend(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)", _attend, _flash_forward),
+    (
+        "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse)"
+        " -> (Tensor, Tensor, Tensor)",
+        _attend_backward,
+        _flash_backward,
+    ),
+    ("summed_weights(Tensor q, Tensor k, Tensor lse) -> Tensor", _summed_weights, _summed_weights_cuda),
+):
+    _name = _library.define(_schema)  # type: ignore[no-untyped-call]
+    _library.impl(_name, _plain, "CPU")  # type: ignore[no-untyped-call]
+    _library.impl(_name, _fused, "CUDA")  # type: ignore[no-untyped-call]

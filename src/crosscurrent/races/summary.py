@@ -10,6 +10,7 @@ from crosscurrent.races.findings import Finding, RacingAccess
 from crosscurrent.trace.records import Site
 
 if TYPE_CHECKING:
+    from crosscurrent.races.advice import Advice
     from crosscurrent.races.watch import Watch
 
 VERSION = 1
@@ -17,7 +18,7 @@ VERSION = 1
 
 
 def as_text(watch: Watch) -> str:
-    """The findings, then every call that made the host wait, then what could not be understood."""
+    """The findings, every call that made the host wait, what could not be understood, and the advice."""
     findings = watch.findings
     if findings:
         head = "1 race" if len(findings) == 1 else f"{len(findings)} races"
@@ -37,6 +38,8 @@ def as_text(watch: Watch) -> str:
     parts += _section(
         "not understood", (f"{what.op} at {_place(what.site)}: {what.reason}" for what in watch.unknown)
     )
+    if watch.keeps_trace:
+        parts += _section("waits", (f"{advice}".replace("\n", "\n  ") for advice in watch.advice))
     return "\n\n".join(parts)
 
 
@@ -55,6 +58,8 @@ def _place(site: Site) -> str:
 def as_json(watch: Watch) -> dict[str, Any]:
     """The document: ``version``, ``findings``, ``host_waits``, ``unknown`` and ``lanes``.
 
+    With ``trace=True`` there is ``advice``, too.
+
     - A finding has ``id``, ``kind`` (``read-after-write``, ``write-after-read``, ``write-after-write``,
       ``reuse``), ``memory`` (``device``, ``pinned``), ``count`` (racing pairs of ops), ``certain``,
       ``first`` and ``second`` (accesses), ``missing_edge``, ``fix``, ``notes``, ``freed_at`` (a site, for
@@ -65,9 +70,13 @@ def as_json(watch: Watch) -> dict[str, Any]:
       (``[start, stop]`` in the block).
     - A host wait has ``kind``, ``op``, a site, ``streams`` and ``times``.
     - What was not understood has ``op``, a site, ``reason`` and ``times``.
+    - An advice is about the waits of one call site: ``kind``, ``op``, a site, ``waiter``, ``waited_for``,
+      ``blocks_host``, ``times``, ``verdict`` (``necessary``, ``redundant``, ``no edge``), ``needed`` (how
+      many of them are needed even if the others stay), ``protects`` (findings that would appear without) and
+      ``replacement`` (what a call that makes the host wait could be replaced by).
     - A site is ``file``, ``line``, ``function``, and ``stack`` when whole stacks were asked for.
     """
-    return {
+    document: dict[str, Any] = {
         "version": VERSION,
         "findings": [_finding(finding) for finding in watch.findings],
         "host_waits": [
@@ -85,6 +94,25 @@ def as_json(watch: Watch) -> dict[str, Any]:
             for what, times in Counter(watch.unknown).items()
         ],
         "lanes": [lane.name for lane in watch.lanes],
+    }
+    if watch.keeps_trace:
+        document["advice"] = [_advice(advice) for advice in watch.advice]
+    return document
+
+
+def _advice(advice: Advice) -> dict[str, Any]:
+    return {
+        "kind": advice.kind,
+        "op": advice.op,
+        **_site(advice.site),
+        "waiter": advice.waiter,
+        "waited_for": advice.waited_for,
+        "blocks_host": advice.blocks_host,
+        "times": advice.count,
+        "verdict": advice.verdict.value,
+        "needed": advice.num_needed,
+        "protects": [_finding(finding) for finding in advice.protects],
+        "replacement": advice.replacement,
     }
 
 

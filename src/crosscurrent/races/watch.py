@@ -76,6 +76,7 @@ class Watch:
         self._source: _Source | None = None
         self._thread = 0
         self._findings: list[Finding] | None = None
+        self._advice: list[Advice] | None = None
 
     # -- the context -------------------------------------------------------------------------------
 
@@ -171,11 +172,21 @@ class Watch:
         return self._records
 
     @property
+    def keeps_trace(self) -> bool:
+        """Whether the trace is kept, and with it what ``advice`` needs."""
+        return self._keeps_trace
+
+    @property
     def advice(self) -> list[Advice]:
         """For each wait, whether it is needed and what it protects; of a watch with ``trace=True``."""
+        if self._advice is not None:
+            return list(self._advice)
         from crosscurrent.races.advice import advise
 
-        return advise(self.records, self.info)
+        advice = advise(self.records, self.info)
+        if self._source is None:
+            self._advice = advice
+        return list(advice)
 
     def raise_for_races(self) -> None:
         """Raise ``RaceError``, which shows all findings, if there is one."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -14,7 +15,10 @@ from crosscurrent.trace.arrays import watched
 
 if TYPE_CHECKING:
     from crosscurrent.trace.cuda import CudaSource
+    from crosscurrent.trace.recorder import Captured
     from crosscurrent.trace.tracer import Tracer
+
+    Graphs: TypeAlias = weakref.WeakKeyDictionary[Any, tuple[Captured, int]]
 
 _UNSEEN_KERNEL = "a Triton kernel: tell what it touches with crosscurrent.access"
 
@@ -53,7 +57,10 @@ def install(source: CudaSource, patches: Patches) -> None:
     patches.replace(torch.Tensor, "numpy", functools.partial(_numpy, source))
     patches.replace(torch.Tensor, "tolist", functools.partial(_tolist, source))
     patches.replace(torch.UntypedStorage, "resize_", functools.partial(_storage_resize, source))
-    patches.replace(torch.cuda.CUDAGraph, "replay", functools.partial(_graph_replay, source))
+    graphs: Graphs = weakref.WeakKeyDictionary()
+    patches.replace(torch.cuda.CUDAGraph, "capture_begin", functools.partial(_capture_begin, source))
+    patches.replace(torch.cuda.CUDAGraph, "capture_end", functools.partial(_capture_end, source, graphs))
+    patches.replace(torch.cuda.CUDAGraph, "replay", functools.partial(_graph_replay, source, graphs))
     patches.replace(threading.Thread, "start", functools.partial(_thread_start, source))
     _watch_triton(source, patches)
 
@@ -129,11 +136,36 @@ def _storage_resize(source: CudaSource, before: Any) -> Any:
     return resize_
 
 
-def _graph_replay(source: CudaSource, before: Any) -> Any:
-    def replay(graph: Any) -> Any:
+def _capture_begin(source: CudaSource, before: Any) -> Any:
+    def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+        before(graph, *args, **kwargs)
         if source.tracer is not None:
-            source.tracer.unknown("CUDAGraph.replay", "a captured graph: what it touches is not followed")
-        return before(graph)
+            source.tracer.capture_started()
+
+    return capture_begin
+
+
+def _capture_end(source: CudaSource, graphs: Graphs, before: Any) -> Any:
+    def capture_end(graph: Any) -> None:
+        if source.tracer is not None:
+            graphs[graph] = source.tracer.capture_ended(), source.environment.current_device()
+        before(graph)
+
+    return capture_end
+
+
+def _graph_replay(source: CudaSource, graphs: Graphs, before: Any) -> Any:
+    def replay(graph: Any) -> None:
+        before(graph)
+        tracer = source.tracer
+        if tracer is None:
+            return
+        if graph in graphs:
+            tracer.replayed(*graphs[graph])
+        else:
+            tracer.unknown(
+                "CUDAGraph.replay", "a graph captured before the watch: what it touches is not known"
+            )
 
     return replay
 

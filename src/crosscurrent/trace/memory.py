@@ -32,7 +32,7 @@ class Block(weakref.ref[torch.UntypedStorage]):
     It is a weak reference to its storage, so that the death of the storage is its own.
     """
 
-    __slots__ = ("cdata", "device", "index", "memory", "nbytes", "on_device", "uses")
+    __slots__ = ("cdata", "device", "index", "memory", "nbytes", "on_device", "private", "uses")
 
     cdata: int
     index: int
@@ -40,6 +40,8 @@ class Block(weakref.ref[torch.UntypedStorage]):
     on_device: bool
     device: int
     nbytes: int
+    private: bool
+    """Memory of a graph's own: nothing else is ever served from it."""
     uses: dict[int, int] | None
     """Pinned memory: the last record, by lane, of a copy that the host allocator waits for."""
 
@@ -50,6 +52,7 @@ class Block(weakref.ref[torch.UntypedStorage]):
         self.on_device = memory is MemoryKind.DEVICE
         self.device = device
         self.nbytes = nbytes
+        self.private = False
         self.uses = None
 
 

@@ -1,16 +1,15 @@
-"""Lanes, storages and synchronization, as records.
+"""Lanes and storages, as records.
 
 ``Recorder`` keeps what a trace has to remember of the running program (lanes, live blocks, the current
 recording of each event) and hands records to its sinks in the order in which the host issued them.
-Streams are ``(device, stream)`` pairs and events any hashable key; whoever taps them decides what they are.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from torch import Tensor
 from crosscurrent.trace.memory import Block, HostCache, Layouts
 from crosscurrent.trace.records import (
     HOST,
-    NO_EVENT,
     Access,
     Alloc,
     DropEvent,
@@ -28,12 +26,9 @@ from crosscurrent.trace.records import (
     MemoryKind,
     Op,
     Record,
-    RecordEvent,
     Region,
     TraceInfo,
     Unknown,
-    UseStream,
-    WaitEvent,
 )
 from crosscurrent.trace.sites import Place, Sites
 
@@ -74,6 +69,10 @@ class Misunderstood(NamedTuple):
     reason: str
 
 
+Captured: TypeAlias = tuple[Op, ...]
+"""What a graph does each time. Its streams are joined into one: the order inside is the captured one."""
+
+
 class Recorder:
     """The state of one trace. All methods may be called from any thread."""
 
@@ -103,6 +102,8 @@ class Recorder:
         self._recordings: dict[Hashable, int] = {}
         self._recorded_at: dict[int, tuple[int, int]] = {}
         self._closed = False
+        self._captured: list[Record] = []
+        self._outside: tuple[Callable[[Record], None], int] = (self._sink, 0)
         self._lane_device = -1
         self._current_lane = HOST
         self.site = -1
@@ -165,88 +166,6 @@ class Recorder:
             self.not_understood.append(self._misunderstood.setdefault(what, what))
             self.put(Unknown, *what)
 
-    # -- synchronization ---------------------------------------------------------------------------
-
-    def event_recorded(self, event: Hashable, device: int, stream: int, via: str = "record") -> None:
-        """``event`` marks what the stream has been given so far."""
-        with self._lock:
-            self.begin()
-            previous = self._recordings.get(event)
-            self._recordings[event] = self.record_event(self.lane(device, stream), via)
-            if previous is not None:
-                self.drop_event(previous)
-
-    def event_waited(self, event: Hashable, device: int, stream: int, via: str = "wait_event") -> None:
-        """The stream waits for the recording of ``event`` that is current now."""
-        with self._lock:
-            self.begin()
-            number = self._recordings.get(event, NO_EVENT)
-            self.put(WaitEvent, self.lane(device, stream), number, self.site, via)
-
-    def event_gone(self, event: Hashable) -> None:
-        """``event`` was destroyed, or its handle means another event from now on."""
-        if event in self._recordings:
-            self._dead.append((None, event))
-
-    def stream_waited_stream(self, device: int, stream: int, other_device: int, other_stream: int) -> None:
-        """``stream.wait_stream(other)``: a recording on the other stream now, and a wait for it."""
-        with self._lock:
-            self.begin()
-            self.join(self.lane(device, stream), self.lane(other_device, other_stream), "wait_stream")
-
-    def event_synchronized(self, event: Hashable, kind: str = "event") -> None:
-        """The host waited for ``event``."""
-        with self._lock:
-            self.begin()
-            number = self._recordings.get(event, NO_EVENT)
-            lanes: tuple[int, ...] = ()
-            if number != NO_EVENT:
-                lane, index = self._recorded_at[number]
-                lanes = (lane,)
-                self.host_cache.waited(lane, index)
-            self._note_wait(kind, "", lanes)
-            self.put(HostWait, kind, number, (), self.site, "")
-
-    def event_queried_true(self, event: Hashable) -> None:
-        """``event.query()`` said that the work is done."""
-        self.event_synchronized(event, "query")
-
-    def stream_synchronized(self, device: int, stream: int, kind: str = "synchronize") -> None:
-        """The host waited for a stream."""
-        with self._lock:
-            self.begin()
-            self.host_wait(kind, (self.lane(device, stream),))
-
-    def stream_queried_true(self, device: int, stream: int) -> None:
-        """``stream.query()`` said that the work is done."""
-        self.stream_synchronized(device, stream, "query")
-
-    def device_synchronized(self, device: int) -> None:
-        """The host waited for all streams of a device."""
-        with self._lock:
-            self.begin()
-            self.host_wait(
-                "synchronize", tuple(lane for (of, _), lane in self._lanes.items() if of == device)
-            )
-
-    def record_event(self, lane: int, via: str) -> int:
-        """Number a new recording on ``lane``."""
-        number = self._num_recordings
-        self._num_recordings += 1
-        self._recorded_at[number] = (lane, self.put(RecordEvent, lane, number, self.site, via))
-        return number
-
-    def drop_event(self, number: int) -> None:
-        """Nobody can wait for recording ``number`` any more."""
-        del self._recorded_at[number]
-        self.put(DropEvent, number)
-
-    def join(self, lane: int, other: int, via: str) -> None:
-        """``lane`` waits for what ``other`` has been given so far."""
-        number = self.record_event(other, via)
-        self.put(WaitEvent, lane, number, self.site, via)
-        self.drop_event(number)
-
     def host_wait(self, kind: str, lanes: tuple[int, ...], name: str = "") -> None:
         """The host waits for all work so far of ``lanes`` (none: it is held up, and nothing is ordered)."""
         self._note_wait(kind, name, lanes)
@@ -259,61 +178,10 @@ class Recorder:
             wait = Waited(kind, name, self.site, lanes)
             self.host_waits.append(self._waited.setdefault(wait, wait))
 
-    # -- accesses that are no ops --------------------------------------------------------------------
-
-    def stream_used(self, tensor: Tensor, device: int, stream: int) -> None:
-        """``tensor.record_stream(stream)``."""
-        with self._lock:
-            self.begin()
-            block = self.block_of(tensor)
-            if block is not None and block.nbytes:
-                self.put(UseStream, block.index, self.lane(device, stream), self.site)
-
-    def host_access(self, tensor: Tensor, write: bool, name: str) -> None:
-        """The host reads or writes a tensor's bytes now; nothing happens unless they are pinned."""
-        with self._lock:
-            self.begin()
-            block = self.block_of(tensor)
-            if block is not None and not block.on_device:
-                accesses = self._whole(block, tensor, write)
-                if accesses:
-                    self.put(Op, HOST, name, self.site, accesses)
-
-    def host_bytes(
-        self, tensor: Tensor, access: tuple[Region, tuple[int, ...], str], write: bool, name: str
-    ) -> None:
-        """The host touches some bytes of a tensor's storage: a region of it, with a shape and a type."""
-        with self._lock:
-            self.begin()
-            block = self.block_of(tensor)
-            if block is not None and not block.on_device:
-                region, shape, dtype = access
-                self.put(Op, HOST, name, self.site, (Access(block.index, region, write, shape, dtype),))
-
-    def declared(self, reads: Iterable[Tensor], writes: Iterable[Tensor], name: str = "access") -> None:
-        """Accesses that no tap can see, declared by the user.
-
-        Device memory is touched on the current stream of its device, and pinned memory too when a device
-        tensor is declared with it (a kernel that reads host memory); pinned memory alone by the host.
-        """
-        with self._lock:
-            self.begin()
-            accesses: list[Access] = []
-            devices: list[int] = []
-            for tensors, write in ((reads, False), (writes, True)):
-                for tensor in tensors:
-                    block = self.block_of(tensor)
-                    if block is not None:
-                        accesses += self._whole(block, tensor, write)
-                        if block.on_device and block.device not in devices:
-                            devices.append(block.device)
-            if accesses:
-                lane = self.lane(devices[0]) if devices else HOST
-                self.put(Op, lane, name, self.site, tuple(accesses))
-
-    def _whole(self, block: Block, tensor: Tensor, write: bool) -> tuple[Access, ...]:
-        region, shape, dtype = self.layouts.of(tensor)
-        return () if region is None else (Access(block.index, region, write, shape, dtype),)
+    def drop_event(self, number: int) -> None:
+        """Nobody can wait for recording ``number`` any more."""
+        del self._recorded_at[number]
+        self.put(DropEvent, number)
 
     # -- memory ----------------------------------------------------------------------------------
 
@@ -396,7 +264,7 @@ class Recorder:
                 self._free(block, self.sites.at(what))
 
     def _free(self, block: Block, site: int) -> None:
-        if block.nbytes == 0:
+        if block.nbytes == 0 or block.private:
             return
         self.put(Free, block.index, site)
         if not block.on_device:

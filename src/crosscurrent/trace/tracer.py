@@ -2,8 +2,8 @@
 
 One ``Tracer`` belongs to one watch. Whoever sees the program (the simulation, or the dispatch mode and
 the taps on a real GPU) tells it about ops and synchronization, after they ran. What is special about
-copies and about ops that make the host wait is in ``copies`` and ``waits``; lanes, storages and
-synchronization are in ``recorder``.
+copies and about ops that make the host wait is in ``copies`` and ``waits``; lanes and storages
+are in ``recorder``, synchronization in ``sync``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 from crosscurrent.trace import copies, waits
 from crosscurrent.trace.access import Kind, Signature, Use, in_training, signature
 from crosscurrent.trace.memory import Block
-from crosscurrent.trace.recorder import Environment, Recorder
+from crosscurrent.trace.recorder import Environment
 from crosscurrent.trace.records import HOST, Access, Op, Record
+from crosscurrent.trace.sync import SyncTaps
 
 _new: Any = tuple.__new__
 _MANY = int(Use.MANY)
@@ -54,7 +55,7 @@ class Call:
         self.writes = False
 
 
-class Tracer(Recorder):
+class Tracer(SyncTaps):
     """Makes the records of one trace. All methods may be called from any thread."""
 
     def __init__(

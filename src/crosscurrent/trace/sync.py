@@ -1,0 +1,200 @@
+"""Synchronization, graphs and accesses that are no ops, as records.
+
+``SyncTaps`` is what the simulation and the taps on a real GPU call for streams, events, graphs, host accesses
+and declared accesses. Streams are ``(device, stream)`` pairs and events any hashable key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+from torch import Tensor
+
+from crosscurrent.trace.memory import Block
+from crosscurrent.trace.recorder import Captured, Recorder
+from crosscurrent.trace.records import (
+    HOST,
+    NO_EVENT,
+    Access,
+    Alloc,
+    Free,
+    HostWait,
+    Op,
+    RecordEvent,
+    Region,
+    Unknown,
+    UseStream,
+    WaitEvent,
+)
+
+
+class SyncTaps(Recorder):
+    """The taps that are not about ops. All may be called from any thread."""
+
+    # -- synchronization ---------------------------------------------------------------------------
+
+    def event_recorded(self, event: Hashable, device: int, stream: int, via: str = "record") -> None:
+        """``event`` marks what the stream has been given so far."""
+        with self._lock:
+            self.begin()
+            previous = self._recordings.get(event)
+            self._recordings[event] = self.record_event(self.lane(device, stream), via)
+            if previous is not None:
+                self.drop_event(previous)
+
+    def event_waited(self, event: Hashable, device: int, stream: int, via: str = "wait_event") -> None:
+        """The stream waits for the recording of ``event`` that is current now."""
+        with self._lock:
+            self.begin()
+            number = self._recordings.get(event, NO_EVENT)
+            self.put(WaitEvent, self.lane(device, stream), number, self.site, via)
+
+    def event_gone(self, event: Hashable) -> None:
+        """``event`` was destroyed, or its handle means another event from now on."""
+        if event in self._recordings:
+            self._dead.append((None, event))
+
+    def stream_waited_stream(self, device: int, stream: int, other_device: int, other_stream: int) -> None:
+        """``stream.wait_stream(other)``: a recording on the other stream now, and a wait for it."""
+        with self._lock:
+            self.begin()
+            self.join(self.lane(device, stream), self.lane(other_device, other_stream), "wait_stream")
+
+    def event_synchronized(self, event: Hashable, kind: str = "event") -> None:
+        """The host waited for ``event``."""
+        with self._lock:
+            self.begin()
+            number = self._recordings.get(event, NO_EVENT)
+            lanes: tuple[int, ...] = ()
+            if number != NO_EVENT:
+                lane, index = self._recorded_at[number]
+                lanes = (lane,)
+                self.host_cache.waited(lane, index)
+            self._note_wait(kind, "", lanes)
+            self.put(HostWait, kind, number, (), self.site, "")
+
+    def event_queried_true(self, event: Hashable) -> None:
+        """``event.query()`` said that the work is done."""
+        self.event_synchronized(event, "query")
+
+    def stream_synchronized(self, device: int, stream: int, kind: str = "synchronize") -> None:
+        """The host waited for a stream."""
+        with self._lock:
+            self.begin()
+            self.host_wait(kind, (self.lane(device, stream),))
+
+    def stream_queried_true(self, device: int, stream: int) -> None:
+        """``stream.query()`` said that the work is done."""
+        self.stream_synchronized(device, stream, "query")
+
+    def device_synchronized(self, device: int) -> None:
+        """The host waited for all streams of a device."""
+        with self._lock:
+            self.begin()
+            self.host_wait(
+                "synchronize", tuple(lane for (of, _), lane in self._lanes.items() if of == device)
+            )
+
+    def record_event(self, lane: int, via: str) -> int:
+        """Number a new recording on ``lane``."""
+        number = self._num_recordings
+        self._num_recordings += 1
+        self._recorded_at[number] = (lane, self.put(RecordEvent, lane, number, self.site, via))
+        return number
+
+    def join(self, lane: int, other: int, via: str) -> None:
+        """``lane`` waits for what ``other`` has been given so far."""
+        number = self.record_event(other, via)
+        self.put(WaitEvent, lane, number, self.site, via)
+        self.drop_event(number)
+
+    # -- graphs --------------------------------------------------------------------------------------
+
+    def capture_started(self) -> None:
+        """From now on ops are captured into a graph, and do not run."""
+        with self._lock:
+            self.begin()
+            self._outside = (self._sink, self._index)
+            self._captured = []
+            self._sink = self._captured.append
+
+    def capture_ended(self) -> Captured:
+        """The capture is over; gives what each replay does."""
+        with self._lock:
+            self.begin()
+            captured = self._captured
+            self._sink, self._index = self._outside
+            made = {record.block for record in captured if isinstance(record, Alloc)}
+            for record in captured:
+                if isinstance(record, Alloc):
+                    self.put(Alloc, *record._replace(fresh=False)[1:])
+                elif isinstance(record, Free) and record.block not in made:
+                    self.put(Free, *record[1:])
+                elif isinstance(record, Unknown):
+                    self.put(Unknown, *record[1:])
+            for block in self._blocks.values():
+                block.private = block.private or block.index in made
+            return tuple(record for record in captured if isinstance(record, Op))
+
+    def replayed(self, captured: Captured, device: int) -> None:
+        """A graph was launched: its accesses, in the order of their capture, on the current stream."""
+        with self._lock:
+            self.begin()
+            for op in captured:
+                self.put(Op, self.lane(device), op.name, op.site, op.accesses)
+
+    # -- accesses that are no ops --------------------------------------------------------------------
+
+    def stream_used(self, tensor: Tensor, device: int, stream: int) -> None:
+        """``tensor.record_stream(stream)``."""
+        with self._lock:
+            self.begin()
+            block = self.block_of(tensor)
+            if block is not None and block.nbytes:
+                self.put(UseStream, block.index, self.lane(device, stream), self.site)
+
+    def host_access(self, tensor: Tensor, write: bool, name: str) -> None:
+        """The host reads or writes a tensor's bytes now; nothing happens unless they are pinned."""
+        with self._lock:
+            self.begin()
+            block = self.block_of(tensor)
+            if block is not None and not block.on_device:
+                accesses = self._whole(block, tensor, write)
+                if accesses:
+                    self.put(Op, HOST, name, self.site, accesses)
+
+    def host_bytes(
+        self, tensor: Tensor, access: tuple[Region, tuple[int, ...], str], write: bool, name: str
+    ) -> None:
+        """The host touches some bytes of a tensor's storage: a region of it, with a shape and a type."""
+        with self._lock:
+            self.begin()
+            block = self.block_of(tensor)
+            if block is not None and not block.on_device:
+                region, shape, dtype = access
+                self.put(Op, HOST, name, self.site, (Access(block.index, region, write, shape, dtype),))
+
+    def declared(self, reads: Iterable[Tensor], writes: Iterable[Tensor], name: str = "access") -> None:
+        """Accesses that no tap can see, declared by the user.
+
+        Device memory is touched on the current stream of its device, and pinned memory too when a device
+        tensor is declared with it (a kernel that reads host memory); pinned memory alone by the host.
+        """
+        with self._lock:
+            self.begin()
+            accesses: list[Access] = []
+            devices: list[int] = []
+            for tensors, write in ((reads, False), (writes, True)):
+                for tensor in tensors:
+                    block = self.block_of(tensor)
+                    if block is not None:
+                        accesses += self._whole(block, tensor, write)
+                        if block.on_device and block.device not in devices:
+                            devices.append(block.device)
+            if accesses:
+                lane = self.lane(devices[0]) if devices else HOST
+                self.put(Op, lane, name, self.site, tuple(accesses))
+
+    def _whole(self, block: Block, tensor: Tensor, write: bool) -> tuple[Access, ...]:
+        region, shape, dtype = self.layouts.of(tensor)
+        return () if region is None else (Access(block.index, region, write, shape, dtype),)

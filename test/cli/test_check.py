@@ -23,6 +23,7 @@ with torch.cuda.stream(copies):
 """
 FIXED = RACY.replace("with ", "copies.wait_stream(torch.cuda.current_stream())\nwith ")
 
+SIMULATE = () if torch.cuda.is_available() else ("--simulate",)
 simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 
 
@@ -33,7 +34,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def _check(source: str, *options: str) -> int:
     Path("program.py").write_text(source, encoding="utf-8")
-    return main(["check", "--simulate", "--json", "out.json", "program.py", *options])
+    return main(["check", *SIMULATE, "--json", "out.json", "program.py", *options])
 
 
 def _json() -> dict[str, Any]:
@@ -46,7 +47,7 @@ def _run(source: str) -> subprocess.CompletedProcess[str]:
     Path("program.py").write_text(source, encoding="utf-8")
     command = "import sys; from crosscurrent.cli import main; sys.exit(main())"
     return subprocess.run(
-        [sys.executable, "-c", command, "check", "--simulate", "--json", "out.json", "program.py"],
+        [sys.executable, "-c", command, "check", *SIMULATE, "--json", "out.json", "program.py"],
         capture_output=True,
         text=True,
         check=False,
@@ -96,7 +97,7 @@ def test_the_output_of_the_program_passes_through_alone(capsys: pytest.CaptureFi
 
 def test_a_module_is_run_as_python_would() -> None:
     Path("a_racy_module.py").write_text(RACY, encoding="utf-8")
-    assert main(["check", "--simulate", "--json", "out.json", "-m", "a_racy_module", "--lr", "1"]) == 1
+    assert main(["check", *SIMULATE, "--json", "out.json", "-m", "a_racy_module", "--lr", "1"]) == 1
     assert _json()["program"]["module"] is True
     assert _json()["program"]["arguments"] == ["--lr", "1"]
 
@@ -165,6 +166,7 @@ def test_races_of_a_thread_that_outlives_the_script_are_seen() -> None:
     assert _check(source) == 1
 
 
+@simulated_only
 def test_two_simulated_devices() -> None:
     assert _check("import torch\nassert torch.cuda.device_count() == 1\n") == 0
     Path("program.py").write_text("import torch\nassert torch.cuda.device_count() == 2\n", encoding="utf-8")
@@ -177,7 +179,9 @@ def test_two_simulated_devices() -> None:
         (["--simulate", "missing.py"], "there is no script missing.py"),
         (["--simulate", "-m", "missing_module"], "there is no module missing_module"),
         (["--simulate", "--json", "nowhere/out.json", "empty.py"], "there is no folder nowhere"),
-        (["--simulate", "--devices", "0", "empty.py"], "devices must be at least 1"),
+        pytest.param(
+            ["--simulate", "--devices", "0", "empty.py"], "devices must be at least 1", marks=simulated_only
+        ),
         (["--simulate"], "--help"),
         (["--simulate", "--unheard-of", "empty.py"], "--help"),
     ],

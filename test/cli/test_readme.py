@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from crosscurrent.cli import main
 
@@ -24,6 +25,10 @@ def _commands() -> list[str]:
     return [block.strip() for block in re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)]
 
 
+simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+
+
+@simulated_only
 def test_the_report_is_the_real_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -35,6 +40,7 @@ def test_the_report_is_the_real_one(
     assert capsys.readouterr().err == report
 
 
+@simulated_only
 def test_the_repair_that_it_names_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     repair = "copies.wait_stream(torch.cuda.current_stream())"

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
 COMMANDS: Final[dict[str, str]] = {
-    "verify": "prove the long-context gradient: contracts, exactness, asynchronous parity",
+    "verify": "prove the long-context gradient: contracts, exactness, parity",
     "check": "run a script or a module and report its races",
-    "train": "train a long-context transformer on text, checkpoints in CPU memory",
+    "train": "train a long-context transformer on text",
 }
 """Every command: the name of its module in this package, and what it does."""
 
@@ -33,18 +33,17 @@ commands:
 {commands}
 
 options:
-  -h, --help     show this help; `crosscurrent COMMAND --help` shows a command's
-  --version      show the version
+  -h, --help  show this help; after a command, that command's
+  --version   show the version
 
 exit codes:
-  0  good: everything held, no race, finished
-  1  something failed, or there is a race
-  2  wrong use: nothing was run
-  3  no verdict: a layer could not be run, or the script itself failed
+  0    good: everything held, no race, finished
+  1    something failed, or there is a race
+  2    wrong use: nothing was run
+  3    no verdict: a layer could not be run, or the script itself failed
   130  interrupted
 
-example:
-  crosscurrent check --simulate script.py
+example: crosscurrent check --simulate script.py
 """
 
 

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.progress import TextColumn
 
 from crosscurrent.cli.arguments import command_parser
-from crosscurrent.cli.console import error_output, progress, say
+from crosscurrent.cli.console import progress, say
 from crosscurrent.cli.exits import CommandError, ExitCode, WrongUseError, as_wrong_use
 from crosscurrent.cli.interrupt import StopRequests
 from crosscurrent.gradient.args import GradientArgs
@@ -278,7 +278,7 @@ def _conclude(reports: list[StepReport], saving: Saving, steps: int, *, stopped:
             if saving.file is not None
             else "nothing was saved; --checkpoint.file FILE makes a run resumable"
         )
-        error_output().print(f"interrupted after step {reports[-1].step if reports else 0}; {how}")
+        sys.stderr.write(f"interrupted after step {reports[-1].step if reports else 0}; {how}\n")
 
 
 def _dry_run(config: TrainConfig) -> int:

@@ -1,0 +1,88 @@
+"""``crosscurrent verify``: exit codes, the table, the JSON, and what it does not claim."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from crosscurrent.cli import main
+from crosscurrent.suite import exactness
+
+simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _json() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path("out.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_all_that_is_asked_held() -> None:
+    command = "import sys; from crosscurrent.cli import main; sys.exit(main())"
+    options = ["verify", "--layers", "exactness", "--json", "out.json"]
+    finished = subprocess.run(
+        [sys.executable, "-c", command, *options], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert finished.returncode == 0, finished.stdout
+    assert finished.stderr == ""  # no progress where there is no terminal
+    assert finished.stdout.count("held") == 4
+    assert "exactness: loss and gradients agree with plain autograd" in finished.stdout
+    document = _json()
+    assert (document["format"], document["version"]) == ("crosscurrent verify", 1)
+    assert document["verdict"] == "held"
+    assert [(r["layer"], r["policy"], r["quantizer"], r["verdict"]) for r in document["results"]] == [
+        ("exactness", policy, quantizer, "held")
+        for policy in ("lastrec", "h2o")
+        for quantizer in ("default", "torch-quantized8")
+    ]
+
+
+def test_one_failure_is_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(exactness, "TOLERANCE", 0.0)
+    assert main(["verify", "--layers", "exactness", "--json", "out.json"]) == 1
+    output = capsys.readouterr().out
+    assert "exactness: 4 failed" in output
+    assert _json()["verdict"] == "failed"
+
+
+@simulated_only
+def test_without_cuda_it_says_what_it_could_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--no_simulate", "--json", "out.json"]) == 3
+    output = capsys.readouterr().out
+    assert "contracts: 4 not run" in output
+    assert "parity: 4 not run" in output
+    assert "the same bits" not in output  # the claim of parity
+    document = _json()
+    assert document["verdict"] == "not run"
+    assert document["cuda"] == "none"
+    verdicts = {(result["layer"], result["verdict"]) for result in document["results"]}
+    assert verdicts == {("contracts", "not run"), ("exactness", "held"), ("parity", "not run")}
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (["--layers", "exactnes"], "the layers are contracts, exactness, parity"),
+        (["--json", "nowhere/out.json"], "there is no folder nowhere"),
+        (["surplus"], "--help"),
+    ],
+)
+def test_wrong_use_is_exit_code_2_and_one_line(
+    options: list[str], advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", *options]) == 2
+    error = capsys.readouterr().err
+    assert advice in error
+    assert error.count("\n") == 1

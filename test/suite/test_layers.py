@@ -1,0 +1,157 @@
+"""The layers find what they are there to find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from crosscurrent.gradient import reversible, store
+from crosscurrent.gradient.args import GradientArgs
+from crosscurrent.gradient.long_context import LongContextGradientModel
+from crosscurrent.kvcache.policies.h2o import H2O
+from crosscurrent.suite import exactness
+from crosscurrent.suite.contracts import Contracts
+from crosscurrent.suite.exactness import Exactness
+from crosscurrent.suite.experiment import (
+    Measurement,
+    cache_config,
+    gradient_args,
+    make_batches,
+    make_parts,
+    measure,
+)
+from crosscurrent.suite.layer import Verdict
+from crosscurrent.suite.parity import Parity, first_difference
+from crosscurrent.suite.scenario import Scenario, scenarios
+from crosscurrent.suite.verification import Cuda
+
+LASTREC = Scenario(policy="lastrec", quantizer="default")
+H2O_QUANTIZED = Scenario(policy="h2o", quantizer="torch-quantized8")
+
+
+@pytest.fixture
+def _cuda() -> Iterator[None]:
+    with Cuda.available().context():
+        yield
+
+
+@pytest.mark.parametrize("scenario", scenarios(everything=True), ids=lambda scenario: scenario.name)
+def test_the_gradient_is_exact(scenario: Scenario) -> None:
+    outcome = Exactness().check(scenario)
+    assert outcome.verdict is Verdict.HELD, outcome.detail
+
+
+@pytest.mark.usefixtures("_cuda")
+@pytest.mark.parametrize("layer", [Contracts(), Parity()], ids=lambda layer: layer.name)
+def test_layers_hold_on_cuda(layer: Contracts | Parity) -> None:
+    outcome = layer.check(H2O_QUANTIZED)
+    assert outcome.verdict is Verdict.HELD, outcome.detail
+
+
+def test_a_gradient_that_is_off_in_one_chunk_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = reversible.attend_backward
+    calls: list[int] = []
+
+    def wrong(*arguments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        calls.append(1)
+        dq, dk, dv = right(*arguments)
+        return dq, dk, dv * (1 + 1e-6 * (len(calls) == 3))
+
+    monkeypatch.setattr(reversible, "attend_backward", wrong)
+    assert Exactness().check(LASTREC).verdict is Verdict.FAILED
+
+
+def test_a_policy_that_evicts_another_token_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = H2O._lowest
+
+    def wrong(self: H2O, count: int) -> Tensor:
+        slots = right(self, count)
+        return (slots - 1).clamp(min=0) if count == 1 else slots  # one token late in the first batch
+
+    batches = make_batches()
+    assert any((ids.shape[1] - 16) % 6 == 1 for ids, _ in batches), "no chunk has a single token"
+    monkeypatch.setattr(H2O, "_lowest", wrong)
+    assert Exactness().check(Scenario(policy="h2o", quantizer="default")).verdict is Verdict.FAILED
+
+
+def test_exactness_does_not_hold_to_less_than_its_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exactness, "TOLERANCE", 0.0)
+    assert Exactness().check(LASTREC).verdict is Verdict.FAILED
+
+
+def _measured() -> list[Measurement]:
+    model = LongContextGradientModel(
+        *make_parts(dtype=torch.float32, device="cpu"), cache=cache_config(LASTREC), grad=gradient_args()
+    )
+    return measure(model, make_batches())
+
+
+def test_the_same_run_twice_has_no_difference() -> None:
+    assert first_difference(_measured(), _measured()) is None
+
+
+def test_one_bit_is_a_difference() -> None:
+    name = "gpt_model.layers.1.attention.k.weight"
+    one, other = _measured(), _measured()
+    gradient = other[1].gradients[name]
+    gradient.view(torch.int32)[3, 5] ^= 1
+    assert first_difference(one, other) == f"batch 1: {name} differs in 1 of {gradient.numel()} values"
+
+
+def test_nan_on_both_sides_is_a_difference_too() -> None:
+    one, other = _measured(), _measured()
+    for side in (one, other):
+        side[0].loss.fill_(torch.nan)
+    assert first_difference(one, other) == "batch 0: loss is not finite"
+
+
+def test_another_eviction_or_a_missing_gradient_is_a_difference() -> None:
+    one, other = _measured(), _measured()
+    swapped = [replace(other[0], replay_log=other[1].replay_log), other[1]]
+    assert first_difference(one, swapped) == "batch 0: the replay logs differ"
+    del other[0].gradients["head_model.weight"]
+    assert first_difference(one, other) == "batch 0: only one side has a gradient of head_model.weight"
+
+
+@pytest.mark.usefixtures("_cuda")
+def test_a_flag_that_is_not_refused_breaks_the_contracts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GradientArgs, "_check_asynchronous", lambda self: None)
+    outcome = Contracts().check(LASTREC)
+    assert outcome.verdict is Verdict.FAILED
+    assert "was not refused with nothing pinned" in outcome.detail
+
+
+@pytest.mark.usefixtures("_cuda")
+def test_memory_that_is_not_pinned_breaks_the_contracts(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = store.is_pinned
+    # The budget is right, the buffers are not.
+    budget = store.pinned_budget
+
+    def budget_as_before(*arguments: object) -> store.PinnedBudget:
+        with monkeypatch.context() as inner:
+            inner.setattr(store, "is_pinned", right)
+            return budget(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("crosscurrent.gradient.long_context.pinned_budget", budget_as_before)
+    monkeypatch.setattr(store, "is_pinned", lambda *_: False)
+    outcome = Contracts().check(LASTREC)
+    assert outcome.verdict is Verdict.FAILED
+    assert "0 bytes are pinned" in outcome.detail
+
+
+@pytest.mark.usefixtures("_cuda")
+def test_buffers_made_anew_each_step_break_the_contracts(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LongContextGradientModel._run_checkpointed
+
+    def wasteful(self: LongContextGradientModel, call: object) -> Tensor:
+        self._store = None
+        return right(self, call)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LongContextGradientModel, "_run_checkpointed", wasteful)
+    outcome = Contracts().check(LASTREC)
+    assert outcome.verdict is Verdict.FAILED
+    assert "allocated again" in outcome.detail

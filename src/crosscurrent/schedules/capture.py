@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,14 +56,23 @@ class Before:
     """What the host wrote to its blocks since anybody looked."""
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Out of reach of autograd and of whoever watches or simulates around us."""
-    with contextlib.ExitStack() as stack:
+class quiet:  # noqa: N801 (used like a function)
+    """A context out of reach of autograd, and of whoever watches or simulates around us."""
+
+    __slots__ = ("_grad", "_modes")
+
+    def __enter__(self) -> None:
+        self._modes: Any = None
         if torch._C._len_torch_dispatch_stack():
-            stack.enter_context(_disable_current_modes())
-        stack.enter_context(torch.no_grad())
-        yield
+            self._modes = _disable_current_modes()
+            self._modes.__enter__()
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *error: object) -> None:
+        torch._C._set_grad_enabled(self._grad)
+        if self._modes is not None:
+            self._modes.__exit__(*error)
 
 
 def is_real_cuda(tensor: Tensor) -> bool:

@@ -67,7 +67,8 @@ class Keeper:
         self._records = watch.records
         if self._records:
             raise WrongUseError("keep_values has to be entered before the watched program runs")
-        self._signatures: dict[Any, Signature] = {}
+        # By identity, as hashing an overload takes a microsecond; each is kept alive beside its signature.
+        self._signatures: dict[int, tuple[Any, Signature]] = {}
         self._before = threading.local()
         self._lock = threading.RLock()
         self._buffers: dict[int, Buffer] = {}
@@ -438,10 +439,10 @@ class Keeper:
         return view
 
     def _signature(self, func: Any) -> Signature:
-        sign = self._signatures.get(func)
-        if sign is None:
-            sign = self._signatures[func] = signature(func)
-        return sign
+        known = self._signatures.get(id(func))
+        if known is None:
+            known = self._signatures[id(func)] = func, signature(func)
+        return known[1]
 
 
 class _Pending(NamedTuple):

@@ -62,13 +62,14 @@ class Values:
         self._program = program
         self._arena = arena
         blocks = blocks_of(program.records)
+        self._sites = {r.block: r.site for r in program.records if isinstance(r, Alloc)}
         handed_on = set(arena.taken.values())
-        self._alive: list[tuple[str, View]] = []
-        self._freed: list[tuple[str, View]] = []
+        self._alive: list[View] = []
+        self._freed: list[View] = []
         for block, view in sorted(whole_views(program).items()):
             if block >= 0 and block not in handed_on:
                 freed = block in blocks and blocks[block].stop is not None
-                (self._freed if freed else self._alive).append((self._describe(block, view), view))
+                (self._freed if freed else self._alive).append(view)
 
     def named(self) -> Iterator[tuple[str, View]]:
         """What has a name of its own: the user's final values, and what the host read."""
@@ -87,23 +88,27 @@ class Values:
             *self._compare(What.HOST_READ, ((r.name, r.view) for r in self._program.host_reads), reference),
         ]
         told = {self._program.names[change.name].block for change in found if change.what is What.VALUE}
-        others = ((name, view) for name, view in self._alive if view.block not in told)
-        found += self._compare(What.MEMORY, others, reference)
-        return tuple(found or self._compare(What.FREED, self._freed, reference))
+        others = [view for view in self._alive if view.block not in told]
+        found += self._compare(What.MEMORY, self._described(others, reference), reference)
+        return tuple(found or self._compare(What.FREED, self._described(self._freed, reference), reference))
 
-    def _describe(self, block: int, view: View) -> str:
-        shape = f"{view.dtype} {list(view.shape)}"
-        for record in self._program.records:
-            if isinstance(record, Alloc) and record.block == block:
-                if 0 <= record.site < len(self._program.info.sites):
-                    site = self._program.info.sites[record.site]
-                    return f"block {block} ({shape}, from {site.file}:{site.line})"
-                break
-        return f"block {block} ({shape})"
+    def _described(self, views: Iterable[View], reference: Tensor) -> Iterator[tuple[str, View]]:
+        """The views whose bytes changed, each with words for its block."""
+        sites = self._program.info.sites
+        for view in views:
+            if not self._same_bytes(view, reference):
+                words = f"{view.dtype} {list(view.shape)}"
+                site = self._sites.get(view.block, -1)
+                if 0 <= site < len(sites):
+                    words += f", from {sites[site].file}:{sites[site].line}"
+                yield f"block {view.block} ({words})", view
+
+    def _same_bytes(self, view: View, reference: Tensor) -> bool:
+        return torch.equal(self._arena.span(view.block), self._arena.span(view.block, reference))
 
     def _compare(self, what: What, views: Iterable[tuple[str, View]], reference: Tensor) -> Iterator[Change]:
         for name, view in views:
-            if torch.equal(self._arena.span(view.block), self._arena.span(view.block, reference)):
+            if self._same_bytes(view, reference):
                 continue
             change = _change(name, what, self._arena.view(view), self._arena.view_in(view, reference))
             if change is not None:

@@ -160,7 +160,7 @@ def _allocator(simulation: Simulation) -> dict[str, object]:
         memory.total_allocated = memory.total_freed = 0
 
     def set_fraction(fraction: float, device: int) -> None:
-        devices[device].fraction = fraction
+        devices[device].limit = int(devices[device].capacity * fraction)
 
     return {
         "_cuda_memoryStats": stats,
@@ -168,7 +168,7 @@ def _allocator(simulation: Simulation) -> dict[str, object]:
         "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
         "_cuda_emptyCache": empty_cache,
         "_cuda_setMemoryFraction": set_fraction,
-        "_cuda_getMemoryFraction": lambda device: devices[device].fraction,
+        "_cuda_getMemoryFraction": lambda device: devices[device].limit / devices[device].capacity,
         "_host_emptyCache": lambda: None,
         "_graph_pool_handle": new_pool,
         "_cuda_getAllocatorBackend": lambda: "native",

@@ -147,7 +147,38 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tracer.op(func, args, kwargs, out)
 
     def place(self, func: Any, args: Any, kwargs: Any, *, mixed: bool = False) -> int:
-        """The device that the tensors of a call lie on; raises what CUDA raises when they differ."""
+        """The device that the tensors of a call lie on; raises what CUDA raises when they differ.
+
+        This is the quick look that is enough for most calls.
+        """
+        device = HOST
+        on_host = False
+        get = self._get_block
+        try:
+            for value in args:
+                if isinstance(value, Tensor):
+                    block = get(value.untyped_storage()._cdata)
+                    place = HOST if block is None else block.device
+                    if place == HOST:
+                        on_host = True
+                    elif device == HOST and place >= 0:
+                        device = place
+                    elif place != device:
+                        return self._place(func, args, kwargs, mixed)
+                elif type(value) is list or type(value) is tuple:
+                    if value and not isinstance(value[0], int):
+                        return self._place(func, args, kwargs, mixed)
+        except (NotImplementedError, RuntimeError):  # a tensor without a storage
+            return self._place(func, args, kwargs, mixed)
+        if on_host and device != HOST:
+            return self._place(func, args, kwargs, mixed)
+        for value in kwargs.values():
+            if isinstance(value, (Tensor, list, tuple)):
+                return self._place(func, args, kwargs, mixed)
+        return device
+
+    def _place(self, func: Any, args: Any, kwargs: Any, mixed: bool) -> int:
+        """The same, for every call."""
         device = HOST
         host: Tensor | None = None
         loose: list[Tensor] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -24,23 +24,21 @@ _SEGMENT = 2 << 20
 DEFAULT_CAPACITY = 80 << 30
 
 
-class Block:
-    """One storage that is not plain pageable memory."""
+class Block(weakref.ref[torch.UntypedStorage]):
+    """One storage that is not plain pageable memory: a weak reference to it, with what is known."""
 
-    __slots__ = ("device", "nbytes", "reference")
+    __slots__ = ("device", "key", "nbytes")
 
-    def __init__(self, device: int, nbytes: int) -> None:
-        self.device = device
-        self.nbytes = nbytes
-        self.reference: weakref.ref[torch.UntypedStorage] | None = None
+    device: int
+    key: int
+    nbytes: int
 
 
 class DeviceMemory:
     """The counters of one device's caching allocator."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.fraction = 1.0
+        self.capacity = self.limit = capacity
         self.allocated = self.peak = self.reserved = self.peak_reserved = 0
         self.num_allocs = self.num_frees = self.num_ooms = 0
         self.total_allocated = self.total_freed = 0
@@ -48,22 +46,24 @@ class DeviceMemory:
 
     def grow(self, nbytes: int, device: int) -> None:
         """Count an allocation, or raise ``OutOfMemoryError`` when it does not fit."""
-        limit = int(self.capacity * self.fraction)
-        if self.allocated + nbytes > limit:
+        if self.allocated + nbytes > self.limit:
             self.num_ooms += 1
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {_size(nbytes)}. GPU {device} has a total capacity "
-                f"of {_size(self.capacity)} of which {_size(limit - self.allocated)} is free. "
+                f"of {_size(self.capacity)} of which {_size(self.limit - self.allocated)} is free. "
                 f"(simulated device; set its size with simulate(capacity=...))"
             )
         self.allocated += nbytes
         self.total_allocated += nbytes
         self.num_allocs += 1
         self.active += 1
-        self.peak = max(self.peak, self.allocated)
-        self.peak_active = max(self.peak_active, self.active)
-        self.reserved = max(self.reserved, _whole(self.allocated, _SEGMENT))
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        if self.allocated > self.peak:
+            self.peak = self.allocated
+        if self.active > self.peak_active:
+            self.peak_active = self.active
+        if self.allocated > self.reserved:
+            self.reserved = _whole(self.allocated, _SEGMENT)
+            self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def shrink(self, nbytes: int) -> None:
         """Count a free."""
@@ -104,9 +104,10 @@ class Memory:
         nbytes = storage.nbytes() + _ROUNDING - 1 & -_ROUNDING if self._counts else 0
         if device >= 0 and nbytes:
             self.devices[device].grow(nbytes, device)
-        block = Block(device, nbytes)
-        key = storage._cdata
-        block.reference = weakref.ref(storage, self._forget(key, block))
+        block = Block(storage, self._died)
+        block.device = device
+        block.nbytes = nbytes
+        block.key = key = storage._cdata
         self.blocks[key] = block
         return block
 
@@ -119,7 +120,6 @@ class Memory:
         """A storage is pageable memory from now on."""
         block = self.blocks.pop(storage._cdata, None)
         if block is not None:
-            block.reference = None
             self._release(block)
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
@@ -140,13 +140,11 @@ class Memory:
             return self.block_of(functorch.get_unwrapped(tensor))
         return None
 
-    def _forget(self, key: int, block: Block) -> Callable[[object], None]:
-        def forget(_: object) -> None:
-            if self.blocks.get(key) is block:
-                del self.blocks[key]
-                self._release(block)
-
-        return forget
+    def _died(self, block: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(block, Block)
+        if self.blocks.get(block.key) is block:
+            del self.blocks[block.key]
+            self._release(block)
 
     def _release(self, block: Block) -> None:
         if block.device >= 0 and block.nbytes:

@@ -237,25 +237,25 @@ def _factory(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any, *, seed
     wanted: torch.device | None = kwargs.get("device")
     by_user = "pin_memory" in kwargs
     here = mode.place(func, args, kwargs)
-    if wanted is not None and wanted.type == "cuda":
+    if wanted is None:
+        place = here
+    elif wanted.type == "cuda":
         place = simulation.device_index(wanted)
-    elif wanted is not None and wanted.type != "cpu":
+    elif by_user or wanted.type != "cpu":
         place = HOST
-    elif wanted is None or not by_user:
-        place = here if here != HOST or by_user or wanted is None else UNDETERMINED
     else:
-        place = HOST
-    if kwargs.get("pin_memory"):
+        place = here if here != HOST else UNDETERMINED
+    pinned = by_user and kwargs["pin_memory"]
+    actual = shown = kwargs
+    if pinned:
         if place >= 0:
             raise RuntimeError("Only dense CPU tensors can be pinned")
-        place = PINNED
-    actual = dict(kwargs)
-    if wanted is not None and wanted.type == "cuda":
-        actual["device"] = CPU
-    if by_user:
-        actual["pin_memory"] = False
-    shown = {**kwargs, "device": torch.device("cuda", place)} if place >= 0 else kwargs
-    if kwargs.get("pin_memory"):
+        actual = {**kwargs, "pin_memory": False}
+    elif wanted is not None and wanted.type == "cuda":
+        actual = {**kwargs, "device": CPU}
+        if wanted.index is None:
+            shown = {**kwargs, "device": torch.device("cuda", place)}
+    if pinned:
         return _pinned_factory(mode, func, args, actual, shown)
     if seeded and place >= 0:
         with simulation.random.drawing(place, func, actual) as actual:

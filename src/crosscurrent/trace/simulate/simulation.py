@@ -168,6 +168,10 @@ class Simulation:
 
     def device_index(self, device: Any) -> int:
         """The index of a device given as number, name, ``torch.device`` or None (the current one)."""
+        if type(device) is torch.device and not self.forked and device.type == "cuda":
+            place = self.queues.thread.device if device.index is None else device.index
+            if 0 <= place < self.num_devices:
+                return place
         if self.forked:
             raise RuntimeError(
                 "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,11 +131,12 @@ class Trace:
                 )
                 for wait in detector.host_waits
             ),
-            "advice": tuple(advise(self.records, self.info)),
             "info": self.info,
             "records": tuple(self.records),
             "simulated": True,
         }
+        if "advice" not in fields:
+            values["advice"] = tuple(advise(self.records, self.info))
         return Report(**{**values, **fields})  # type: ignore[arg-type]
 
     def _add(self, make: Callable[[int, int], Record]) -> int:
@@ -170,6 +173,34 @@ def double_buffer(file: str, *, batches: int, waits_for_reader: bool) -> Trace:
         if batch % 4 == 3:  # the host reads the loss now and then, which orders all that it issues later
             trace.host_wait("item", MAIN)
     return trace
+
+
+def _load(name: str) -> Any:
+    """A module of this folder. Tests are imported by path, so the folder is no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A real headless Chromium; for tests marked ``chromium``."""
+    module = _load("browser_over_pipe")
+    program = module.find()
+    assert program is not None, "a test that uses the browser has to be marked chromium"
+    with module.Browser(program) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def long_report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Races somewhere in a trace of 100,000 operations."""
+    file = tmp_path_factory.mktemp("long") / "train.py"
+    file.write_text(PROGRAM)
+    return double_buffer(str(file), batches=33_500, waits_for_reader=False).report(advice=None)
 
 
 @pytest.fixture

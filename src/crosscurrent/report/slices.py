@@ -38,12 +38,20 @@ class Slice(NamedTuple):
 
 
 class Arrow(NamedTuple):
-    """Orders one slice before another; both are positions in the list of slices."""
+    """Orders one slice before another; both are positions in the list of slices.
+
+    The arrow goes from the end of record ``before`` to the start of record ``after`` (to the end, for a
+    wait of the host). These are the first and the last record of their slices unless some were joined.
+    """
 
     source: int
     target: int
     via: str
     site: int
+    start: int
+    stop: int
+    before: int
+    after: int
 
 
 class Race(NamedTuple):
@@ -88,11 +96,11 @@ def slices_of(
                 waiting.setdefault(record.lane, []).append((recorded[record.event], record.via, record.site))
         elif isinstance(record, Op):
             position = where[record.index] = last[record.lane] = len(slices)
-            for source, via, site in waiting.pop(record.lane, ()):
-                arrows.append(Arrow(source, position, via, site))
             slices.append(
                 Slice(record.lane, start, stop, record.index, record.index, _name(record, cost), record.site)
             )
+            for source, via, site in waiting.pop(record.lane, ()):
+                arrows.append(_arrow(slices, source, position, via, site))
         elif isinstance(record, HostWait):
             ends = [recorded.get(record.event)] if record.event is not None else map(last.get, record.lanes)
             awaited = [end for end in ends if end is not None]
@@ -100,7 +108,7 @@ def slices_of(
             slices.append(
                 Slice(HOST, start, stop, record.index, record.index, record.kind, record.site, wait=True)
             )
-            arrows += [Arrow(source, position, record.kind, record.site) for source in awaited]
+            arrows += [_arrow(slices, source, position, record.kind, record.site) for source in awaited]
     races = [
         Race(where[finding.first.index], where[finding.second.index], number)
         for number, finding in enumerate(findings)
@@ -114,6 +122,12 @@ def slices_of(
         num_ops=len(slices),
         num_arrows=len(arrows),
     )
+
+
+def _arrow(slices: Sequence[Slice], source: int, target: int, via: str, site: int) -> Arrow:
+    one, other = slices[source], slices[target]
+    stop = other.stop if other.wait else other.start
+    return Arrow(source, target, via, site, one.stop, stop, one.record, other.record)
 
 
 def _name(op: Op, cost: Cost) -> str:
@@ -149,12 +163,12 @@ def thinned(drawing: Slices, *, max_slices: int, max_arrows: int) -> Slices:
         piece._replace(name=f"{piece.num} operations from {piece.name}") if piece.num > 1 else piece
         for piece in slices
     ]
-    # Arrows that now join the same two slices are one. The latest source of a target says the most.
+    # Of the arrows that now join the same two slices, one is drawn.
     joined: dict[tuple[int, int], Arrow] = {}
     for arrow in drawing.arrows:
         source, target = new[arrow.source], new[arrow.target]
         if source != target:
-            joined.setdefault((source, target), Arrow(source, target, arrow.via, arrow.site))
+            joined.setdefault((source, target), arrow._replace(source=source, target=target))
     arrows = list(joined.values())
     if len(arrows) > max_arrows:
         ends = {new[end] for end in racing}

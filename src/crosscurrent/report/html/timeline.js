@@ -138,9 +138,9 @@
     });
   };
 
-  const curve = (first, second, color, width, dashes) => {
+  const curve = (first, second, from, to, color, width, dashes) => {
     const a = data.slices[first], b = data.slices[second];
-    const x1 = x(end(a)), x2 = x(begin(b) < end(a) && b[WAIT] ? end(b) : begin(b));
+    const x1 = x(from), x2 = x(to);
     if (Math.max(x1, x2) < -20 || Math.min(x1, x2) > size[0] + 20) return false;
     const down = b[LANE] > a[LANE];
     const y1 = top(a[LANE]) + (down ? BAR : 0), y2 = top(b[LANE]) + (down ? 0 : BAR);
@@ -164,12 +164,15 @@
 
   const drawArrows = () => {
     let room = 400;  // more than this on a screen is a grey cloud
-    for (const [first, second] of data.arrows) {
+    for (const arrow of data.arrows) {
+      const [first, second] = arrow;
+      const [from, to] = inOrder ? [arrow[6], arrow[7]] : [arrow[4], arrow[5]];
       const near = first === selected || second === selected;
       if (!near && room <= 0) continue;
-      if (curve(first, second, near ? colors.text : colors.accent, near ? 2 : 1, []) && !near) room--;
+      if (curve(first, second, from, to, near ? colors.text : colors.accent, near ? 2 : 1, []) && !near) room--;
     }
-    for (const [first, second] of data.races) curve(first, second, colors.bad, 2, [5, 4]);
+    for (const [first, second] of data.races)
+      curve(first, second, end(data.slices[first]), begin(data.slices[second]), colors.bad, 2, [5, 4]);
   };
 
   let pending = false;

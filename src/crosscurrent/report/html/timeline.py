@@ -104,6 +104,10 @@ def _data(drawn: Slices, report: Report) -> Markup:
             arrow.target,
             names.setdefault(arrow.via, len(names)),
             places.setdefault(arrow.site, len(places)),
+            arrow.start,
+            arrow.stop,
+            arrow.before + 1,
+            arrow.after,
         ]
         for arrow in drawn.arrows
     ]

@@ -101,6 +101,16 @@ def test_pinned_memory_is_allocated_once(build: Build, batch: Batch) -> None:
     assert not seen.findings
 
 
+def test_ids_from_cpu_memory_wait_for_nothing_and_allocate_once(build: Build, batch: Batch) -> None:
+    model = build(grad=ASYNC).to(DEVICE)
+    train(model, [batch(22), batch(13)])
+    torch.cuda.synchronize()
+    with watch() as seen:
+        train(model, [batch(22)])
+    assert {wait.kind for wait in seen.host_waits} <= {"query"}
+    assert not seen.findings
+
+
 def test_a_double_buffer_of_one_slot_is_noticed(
     build: Build, batch: Batch, grads: Grads, monkeypatch: pytest.MonkeyPatch
 ) -> None:

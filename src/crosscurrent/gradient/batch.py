@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from crosscurrent.gradient.transfer import Uploads
 from crosscurrent.model.loss import IGNORE_INDEX, align_targets, count_targets
 
 
@@ -29,7 +30,7 @@ class Batch:
 
 
 def load_batch(
-    ids_BT: Tensor, targets: Tensor, *, vocab_size: int, device: torch.device, dtype: torch.dtype
+    ids_BT: Tensor, targets: Tensor, *, vocab_size: int, uploads: Uploads, dtype: torch.dtype
 ) -> Batch:
     """Check a batch and bring it to the device without a wait. `dtype` is that of the loss.
 
@@ -38,9 +39,9 @@ def load_batch(
     _check_shapes(ids_BT, targets)
     valid = _check_ids(ids_BT, "input_ids", vocab_size), _check_ids(targets, "targets", vocab_size)
     first_target = ids_BT.shape[1] - targets.shape[1]
-    targets_BT = _to_device(align_targets(targets, ids_BT.shape[1]), device).long()
+    targets_BT = _on_device(align_targets(targets, ids_BT.shape[1]), uploads)
     count = count_targets(targets_BT).to(dtype)
-    ids_BT = _to_device(ids_BT, device)
+    ids_BT = _on_device(ids_BT, uploads)
     for flag in valid:
         if flag is not None:
             count = torch.where(flag, count, torch.nan)
@@ -94,8 +95,5 @@ def _check_ids(ids: Tensor, name: str, vocab_size: int) -> Tensor | None:
     return None
 
 
-def _to_device(ids: Tensor, device: torch.device) -> Tensor:
-    """Upload without a wait. PyTorch keeps and reuses the pinned memory until the copy is done."""
-    if device.type == "cuda" and ids.device.type == "cpu":
-        return ids.pin_memory().to(device, non_blocking=True)
-    return ids.to(device)
+def _on_device(ids: Tensor, uploads: Uploads) -> Tensor:
+    return uploads.upload(ids) if ids.device.type == "cpu" else ids.to(uploads.device).long()

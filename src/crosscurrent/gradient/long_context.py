@@ -32,7 +32,7 @@ from crosscurrent.gradient.forward_pass import ForwardPass
 from crosscurrent.gradient.guard import watch_gradients, watch_parameters
 from crosscurrent.gradient.plan import make_plan
 from crosscurrent.gradient.store import CheckpointStore, PinnedBudget, pinned_budget
-from crosscurrent.gradient.transfer import Lanes
+from crosscurrent.gradient.transfer import Lanes, Uploads
 from crosscurrent.kvcache.names import CacheConfig, PolicyKind
 from crosscurrent.kvcache.placement import GroupedEviction
 from crosscurrent.kvcache.replay_log import ReplayLog
@@ -54,6 +54,7 @@ class LongContextGradientModel(nn.Module):
         self.head_model = head_model
         self._setup = Setup(gpt_model=gpt_model, head_model=head_model, cache=cache, args=grad)
         self._lanes: Lanes | None = None
+        self._uploads: Uploads | None = None
         self._store: CheckpointStore | None = None
         self._log = ReplayLog(self._setup.num_layers)
         _check_cache(self._setup)
@@ -91,7 +92,7 @@ class LongContextGradientModel(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have streams and CPU buffers of their own, made when they first need them."""
         fresh = ReplayLog(self._setup.num_layers)
-        return self.__dict__ | {"_lanes": None, "_store": None, "_log": fresh}
+        return self.__dict__ | {"_lanes": None, "_uploads": None, "_store": None, "_log": fresh}
 
     def _device(self) -> torch.device:
         return self.gpt_model.embedding.weight.device
@@ -117,11 +118,13 @@ class LongContextGradientModel(nn.Module):
         return CheckpointFormat(plan, shapes, self._setup.cache, args)
 
     def _make_call(self, input_ids: Tensor, targets: Tensor) -> Call:
+        if self._uploads is None or self._uploads.device != self._device():
+            self._uploads = Uploads(self._device())
         batch = load_batch(
             input_ids,
             targets,
             vocab_size=self.gpt_model.config.vocab_size,
-            device=self._device(),
+            uploads=self._uploads,
             dtype=torch.promote_types(self.gpt_model.embedding.weight.dtype, torch.float32),
         )
         fmt = self._make_format(*input_ids.shape)

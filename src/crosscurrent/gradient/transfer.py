@@ -170,6 +170,43 @@ class Readback:
         return self._tensor
 
 
+class Uploads:
+    """Brings token ids from pageable memory to the device without making the host wait.
+
+    They go through pinned memory that is allocated once. The host may not write there while an earlier copy
+    still reads, and it does not wait for that either: it takes another buffer. So there are as many buffers
+    as the host is ahead of the device, in batches.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._buffers: list[tuple[HostBuffer, torch.cuda.Event]] = []
+
+    def upload(self, ids: Tensor) -> Tensor:
+        """Copy integers in CPU memory to the device, on the current stream."""
+        ids = ids.long()
+        if self.device.type != "cuda":
+            return ids.to(self.device)
+        buffer, copied = self._idle()
+        num_bytes = ids.numel() * ids.itemsize
+        buffer.reserve(num_bytes)
+        staged = buffer.bytes[:num_bytes].view(ids.dtype).view(ids.shape)
+        staged.copy_(ids)
+        on_device = torch.empty_like(staged, device=self.device)
+        on_device.copy_(staged, non_blocking=True)
+        copied.record(torch.cuda.current_stream(self.device))
+        return on_device
+
+    def _idle(self) -> tuple[HostBuffer, torch.cuda.Event]:
+        for buffer, copied in self._buffers:
+            # Write after read: the host may only write where no copy reads any more. No wait: it only asks.
+            if copied.query():  # type: ignore[no-untyped-call, unused-ignore]
+                return buffer, copied
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
+        self._buffers.append((HostBuffer(pinned=True), event))
+        return self._buffers[-1]
+
+
 class HostBuffer:
     """The CPU bytes of one cell: contiguous, allocated once, grown when a longer cell comes along."""
 

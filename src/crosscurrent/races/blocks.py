@@ -119,17 +119,21 @@ class Pool:
 
     def take_back(self, block: Block, free: Free, done: Clock) -> None:
         """Keep what still runs on a freed block once all up to ``done`` is over."""
-        freed = Freed(free.block, block.owner, block.site, free.site, free.index)
+        freed: Freed | None = None
         for lane, history in block.lanes.items():
             known = done[lane]
             if history.done(known):
                 continue
+            if freed is None:
+                freed = Freed(free.block, block.owner, block.site, free.site, free.index)
             own = lane == block.owner
             for entry in (history.last_write, history.last_read) if own else history.entries():
                 if entry[0] > known:
                     _, op, (_, _, write, *_) = entry
                     key: Key = (write,) if own else (write, op.name, op.site, block.site)
-                    group = self.residue.setdefault(lane, {})
+                    group = self.residue.get(lane)
+                    if group is None:
+                        group = self.residue[lane] = {}
                     before = group.get(key)
                     if before is None or before.entry[0] < entry[0]:
                         group[key] = Residue(lane, entry, freed)
@@ -139,7 +143,10 @@ class Pool:
         """What may still run on memory that is handed out now."""
         for lane in list(self.residue):
             group = self.residue[lane]
-            last = max(item.entry[0] for item in group.values())
+            last = 0
+            for _, entry, _ in group.values():
+                if entry[0] > last:
+                    last = entry[0]
             if last <= host[lane]:
                 del self.residue[lane]
                 self.snapshot = None

@@ -65,7 +65,7 @@ class Detector:
     def __init__(self) -> None:
         self._clocks = Clocks()
         self._blocks: dict[int, Block] = {}
-        self._pools: dict[tuple[MemoryKind, int, bool], Pool] = {}
+        self._pools: dict[tuple[bool, int, bool], Pool] = {}
         self._found = Collector()
         self._host_waits: dict[tuple[Any, ...], HostWaitCount] = {}
         self._unknown: dict[tuple[Any, ...], UnknownCount] = {}
@@ -255,19 +255,23 @@ class Detector:
     # Memory.
 
     def _alloc(self, alloc: Alloc) -> None:
-        owner, nbytes, memory = alloc.lane, alloc.nbytes, alloc.memory
-        if memory is MemoryKind.PINNED:
+        _, number, owner, nbytes, memory, site, fresh = alloc
+        pinned = memory is MemoryKind.PINNED
+        if pinned:
             # One pool for all: a pinned block belongs to no stream, and is the host's when it is handed out.
             owner = HOST
-        key = (memory, owner, memory is MemoryKind.DEVICE and nbytes <= SMALL_BLOCK)
+        key = (pinned, owner, not pinned and nbytes <= SMALL_BLOCK)
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = Pool()
-        block = self._blocks[alloc.block] = Block(nbytes, memory, owner, pool, alloc.site)
-        if alloc.fresh and pool.residue:
+        block = self._blocks[number] = Block(nbytes, memory, owner, pool, site)
+        if fresh and pool.residue:
             clock = self._clocks.of(owner)
             block.hazards = pool.hazards(self._clocks.host, clock)
-            if owner != HOST and all(hazard.entry[0] <= clock[hazard.lane] for hazard in block.hazards):
+            if owner != HOST:
+                for lane, entry, _ in block.hazards:
+                    if entry[0] > clock[lane]:
+                        return
                 block.mine = block.lanes[owner] = History()
                 block.sole = owner
 

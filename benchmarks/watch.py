@@ -81,7 +81,7 @@ def count_ops(step: Callable[[str], None], device: str) -> int:
     return Counter.num
 
 
-def microseconds(step: Callable[[str], None], device: str, num_ops: int, repeats: int = 7) -> float:
+def microseconds(step: Callable[[str], None], device: str, num_ops: int, repeats: int = 40) -> float:
     """The best time per op of some runs: the others only measure who else uses the machine."""
     step(device)
     best = float("inf")
@@ -89,12 +89,12 @@ def microseconds(step: Callable[[str], None], device: str, num_ops: int, repeats
         if GPU:
             torch.cuda.synchronize()
         start = now()
-        for _ in range(10):
+        for _ in range(2):
             step(device)
         if GPU:
             torch.cuda.synchronize()
         best = min(best, now() - start)
-    return best / 10 / num_ops * 1e6
+    return best / 2 / num_ops * 1e6
 
 
 def per_op(name: str, step: Callable[[str], None]) -> None:

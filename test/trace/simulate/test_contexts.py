@@ -214,3 +214,17 @@ def test_forked_processes_have_no_cuda(simulation: Simulation) -> None:
     process.join()
     assert "Cannot re-initialize CUDA in forked subprocess" in message
     assert torch.ones(1, device="cuda").is_cuda
+
+
+def test_threads_older_than_the_simulation_are_told() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: None).result()
+        with simulate():
+            tensor = torch.ones(2, device="cuda")
+            for use in (
+                torch.cuda.Stream,
+                lambda: torch.ones(2).cuda(),
+                lambda: tensor.to("cpu", torch.float64),
+            ):
+                with pytest.raises(RuntimeError, match="this thread began before simulate"):
+                    pool.submit(use).result()

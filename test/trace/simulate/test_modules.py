@@ -179,3 +179,50 @@ def test_one_hot_does_not_make_the_host_wait() -> None:
     torch.cuda.set_sync_debug_mode("default")
     assert encoded.tolist() == [[[1, 0, 0], [0, 0, 1]]]
     assert encoded.is_cuda
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_flash_attention_by_its_own_name(causal: bool) -> None:
+    """The last 3 of 5 tokens, 4 heads in 2 groups, against softmax written out."""
+    query, grad = (torch.randn(2, 3, 4, 8, device="cuda") for _ in range(2))
+    key, value = (torch.randn(2, 5, 2, 8, device="cuda") for _ in range(2))
+    out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
+        query, key, value, None, None, 3, 5, 0.0, causal, False
+    )
+    leaves = [t.detach().requires_grad_() for t in (query, key, value)]
+    q, k, v = (t.transpose(1, 2) for t in leaves)
+    scores = q @ k.repeat_interleave(2, 1).mT / 8**0.5
+    if causal:
+        seen = torch.ones(3, 5, dtype=torch.bool, device="cuda").tril(2)
+        scores = scores.masked_fill(~seen, float("-inf"))
+    expected = (scores.softmax(-1) @ v.repeat_interleave(2, 1)).transpose(1, 2)
+    # Sums of at most 8 terms of order 1, in float32; 16 roundings in a row at most.
+    tolerance = {"atol": 16 * 8 * 2**-24, "rtol": 0.0}
+    assert torch.allclose(out, expected, **tolerance)
+    assert torch.allclose(lse, scores.logsumexp(-1), **tolerance)
+    grads = torch.ops.aten._flash_attention_backward(
+        grad, query, key, value, out, lse, None, None, 3, 5, 0.0, causal, rng, unused
+    )
+    expected.backward(grad)
+    for got, leaf in zip(grads, leaves, strict=True):
+        assert got.is_cuda
+        assert leaf.grad is not None
+        # Products of such sums: values of order 10.
+        assert torch.allclose(got, leaf.grad, atol=10 * tolerance["atol"], rtol=0.0)
+
+
+def test_flash_attention_says_what_it_lacks() -> None:
+    tensor = torch.randn(1, 2, 1, 8, device="cuda")
+    with pytest.raises(NotImplementedError, match="without dropout"):
+        torch.ops.aten._flash_attention_forward(tensor, tensor, tensor, None, None, 2, 2, 0.5, True, False)
+
+
+def test_packed_sequences() -> None:
+    batch = torch.randn(2, 3, 4, device="cuda")
+    packed = nn.utils.rnn.pack_padded_sequence(batch, torch.tensor([3, 1]), batch_first=True)
+    assert packed.data.is_cuda
+    assert not packed.batch_sizes.is_cuda
+    padded, lengths = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
+    assert padded.is_cuda
+    assert lengths.tolist() == [3, 1]
+    assert torch.equal(padded[0], batch[0])

@@ -165,9 +165,8 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         device = place
                     elif place != device:
                         return self._place(func, args, kwargs, mixed)
-                elif type(value) is list or type(value) is tuple:
-                    if value and not isinstance(value[0], int):
-                        return self._place(func, args, kwargs, mixed)
+                elif isinstance(value, (list, tuple)) and value and not isinstance(value[0], int):
+                    return self._place(func, args, kwargs, mixed)
         except (NotImplementedError, RuntimeError):  # a tensor without a storage
             return self._place(func, args, kwargs, mixed)
         if on_host and device != HOST:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from crosscurrent.trace.simulate.clock import COPY_BYTES_PER_NANOSECOND, KERNEL
 from crosscurrent.trace.simulate.generators import check_on_host
+from crosscurrent.trace.simulate.kernels import KERNELS
 from crosscurrent.trace.simulate.memory import PINNED, UNDETERMINED
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ _RUNS_ON_BOTH = {
     "_index_put_impl_",
     "_unsafe_index",
     "_unsafe_index_put",
-    "_pack_padded_sequence",
     "_ctc_loss",
     "_cudnn_ctc_loss",
     "_ctc_loss_backward",
@@ -49,6 +49,8 @@ def plan_for(func: Any) -> Plan | None:
     """What to do for an op, or None for the common case."""
     if not isinstance(func, torch._ops.OpOverload):
         return _higher_order
+    if func in KERNELS:
+        return partial(_kernel, kernel=KERNELS[func])
     packet = func._overloadpacket
     name = func._schema.name.removeprefix("aten::")
     if packet is _aten._to_copy:
@@ -61,6 +63,8 @@ def plan_for(func: Any) -> Plan | None:
         return _record_stream
     if packet is _aten.resize_ or packet is _aten.resize_as_:
         return _resize
+    if packet is _aten._pack_padded_sequence:
+        return _pack_sequence
     if name in _RUNS_ON_BOTH:
         return _mixed
     arguments = {argument.name for argument in func._schema.arguments}
@@ -92,6 +96,28 @@ def writes_to(func: Any, args: Any, kwargs: Any, tensor: Tensor) -> bool:
         if value is tensor and argument.alias_info is not None and argument.alias_info.is_write:
             return True
     return any(value is tensor and name.startswith("out") for name, value in kwargs.items())
+
+
+def _kernel(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any, *, kernel: Callable[..., Any]) -> Any:
+    """A kernel that only GPUs have."""
+    place = mode.place(func, args, kwargs)
+    if place < 0:
+        return mode.run_on(place, func, args, kwargs)
+    mode.simulation.before_call(func, args, kwargs)
+    out = kernel(*args, **kwargs)
+    mode.tag_results(out, place)
+    mode.report(place, func, args, kwargs, out)
+    return out
+
+
+def _pack_sequence(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    """Takes lengths from the host, and returns batch sizes there."""
+    place = mode.place(func, args, kwargs, mixed=True)
+    mode.simulation.before_call(func, args, kwargs)
+    data, batch_sizes = func(*args, **kwargs)
+    mode.tag_results(data, place)
+    mode.report(place, func, args, kwargs, (data, batch_sizes))
+    return data, batch_sizes
 
 
 def _waiting(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
@@ -253,8 +279,9 @@ def _factory(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any, *, seed
         actual = {**kwargs, "pin_memory": False}
     elif wanted is not None and wanted.type == "cuda":
         actual = {**kwargs, "device": CPU}
-        if wanted.index is None:
-            shown = {**kwargs, "device": torch.device("cuda", place)}
+        full = torch.device("cuda", place)
+        if wanted != full:
+            shown = {**kwargs, "device": full}
     if pinned:
         return _pinned_factory(mode, func, args, actual, shown)
     if seeded and place >= 0:

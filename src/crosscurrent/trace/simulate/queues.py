@@ -45,6 +45,8 @@ class _PerThread(threading.local):
     """What CUDA keeps per thread: the current device, and the current stream of each device."""
 
     def __init__(self, defaults: list[Queue]) -> None:
+        self.adopted = False
+        """Whether the simulation's dispatch mode is on the stack of this thread."""
         self.device = 0
         self.current = list(defaults)
         self.logs = [StreamLog(queue) for queue in defaults]

@@ -119,6 +119,7 @@ class Simulation:
             raise
         _active = self
         self.is_active = True
+        self.queues.thread.adopted = True
         return self
 
     def __exit__(
@@ -164,19 +165,31 @@ class Simulation:
             if tracer.observers:
                 tracer.before(func, args, kwargs)
 
-    # Devices, streams, time
-
-    def device_index(self, device: Any) -> int:
-        """The index of a device given as number, name, ``torch.device`` or None (the current one)."""
-        if type(device) is torch.device and not self.forked and device.type == "cuda":
-            place = self.queues.thread.device if device.index is None else device.index
-            if 0 <= place < self.num_devices:
-                return place
+    def check_thread(self) -> None:
+        """Raise where nothing can be simulated: in a forked process, or in a thread that is too old."""
         if self.forked:
             raise RuntimeError(
                 "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
                 "use the 'spawn' start method"
             )
+        thread = self.queues.thread
+        if not thread.adopted:
+            if torch._C._len_torch_dispatch_stack() == 0:
+                raise RuntimeError(
+                    "this thread began before simulate(), which cannot see what it does: start threads and "
+                    "pools inside of simulate()"
+                )
+            thread.adopted = True  # a thread of the autograd engine, which takes the modes along
+
+    # Devices, streams, time
+
+    def device_index(self, device: Any) -> int:
+        """The index of a device given as number, name, ``torch.device`` or None (the current one)."""
+        self.check_thread()
+        if type(device) is torch.device and device.type == "cuda":
+            place = self.queues.thread.device if device.index is None else device.index
+            if 0 <= place < self.num_devices:
+                return place
         if device is None:
             return self.queues.thread.device
         if isinstance(device, str):
@@ -331,6 +344,7 @@ class Simulation:
     def run_thread(self, run: Any) -> None:
         """Run a new thread's work under the simulation."""
         _python_dispatch._push_mode(self.mode)
+        self.queues.thread.adopted = True
         try:
             run()
         finally:

@@ -107,6 +107,13 @@ def _copies(simulation: Simulation) -> dict[str, object]:
     }
 
 
+def _refused(name: str) -> Any:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"simulated CUDA cannot share memory between processes (Storage.{name})")
+
+    return method
+
+
 def _elements(simulation: Simulation) -> dict[str, object]:
     real_get, real_set, real_share = _base.__getitem__, _base.__setitem__, UntypedStorage.share_memory_
 
@@ -135,7 +142,8 @@ def _elements(simulation: Simulation) -> dict[str, object]:
         shared: UntypedStorage = real_share(self, *args, **kwargs)
         return shared
 
-    return {
+    shares = ("_share_cuda_", "_new_shared_cuda", "_release_ipc_counter_cuda")
+    return {name: _refused(name) for name in shares} | {
         "fill_": fill_,
         "tolist": tolist,
         "__getitem__": getitem,

@@ -30,6 +30,7 @@ def running() -> Simulation:
     simulation = active()
     if simulation is None:
         raise RuntimeError("this stream or event belongs to a simulation that has ended")
+    simulation.check_thread()
     return simulation
 
 

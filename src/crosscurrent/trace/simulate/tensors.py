@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from crosscurrent.trace.arrays import watched
 from crosscurrent.trace.simulate.memory import PINNED
 from crosscurrent.trace.simulate.plans import EXPLICIT_CPU
+from crosscurrent.trace.simulate.streams import running
 
 if TYPE_CHECKING:
     from crosscurrent.trace.simulate.simulation import Simulation
@@ -72,6 +73,7 @@ def move(
     layout: torch.memory_format | None = None,
 ) -> Tensor:
     """Copy a tensor to another device, as ``Tensor.to`` does."""
+    running()
     if tensor.requires_grad and torch.is_grad_enabled():
         moved: Tensor = _apply(_Move, tensor, device, dtype, non_blocking, layout)
         return moved
@@ -177,6 +179,7 @@ def _moves(simulation: Simulation) -> dict[str, object]:
         block = simulation.memory.block_of(self)
         if block is not None and block.device == PINNED:
             return self
+        simulation.check_thread()
         pinned: Tensor = torch.ops.aten._pin_memory.default(self)
         return pinned
 

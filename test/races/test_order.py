@@ -312,3 +312,42 @@ def test_pinned_memory_is_not_reused_for_device_memory() -> None:
 def test_a_reader_of_released_storage_is_found_beside_its_other_races() -> None:
     steps = [alloc(MAIN, "x"), write(MAIN, "x"), update(STORE, "x"), free("x"), alloc(MAIN, "y")]
     assert kinds([*steps, write(MAIN, "y")]) == ["read-after-write", "reuse"]
+
+
+# What is forgotten is not what is still needed.
+
+
+def test_a_reader_that_waited_does_not_hide_the_writer_from_another_reader() -> None:
+    steps = [write(MAIN, SLOT), edge(MAIN, FETCH), read(FETCH, SLOT)]
+    assert [lines(finding) for finding in races([*steps, read(STORE, SLOT)])] == [("read-after-write", 0, 3)]
+    assert not races([*steps, edge(FETCH, STORE), read(STORE, SLOT)])
+
+
+def test_what_the_host_saw_done_does_not_hide_what_comes_after() -> None:
+    steps = [copy(MAIN, "pinned", "x"), sync_lanes(MAIN), read(HOST, "pinned"), copy(MAIN, "pinned", "x")]
+    assert [lines(finding) for finding in races([*steps, read(HOST, "pinned")])] == [
+        ("read-after-write", 3, 4)
+    ]
+    assert not races([*steps, sync_lanes(MAIN), read(HOST, "pinned")])
+
+
+def test_a_write_that_waited_for_one_reader_does_not_hide_the_other() -> None:
+    readers = [read(FETCH, SLOT), read(STORE, SLOT)]
+    assert [lines(finding) for finding in races([*readers, edge(FETCH, MAIN), write(MAIN, SLOT)])] == [
+        ("write-after-read", 1, 3)
+    ]
+    assert not races([*readers, edge(FETCH, MAIN), edge(STORE, MAIN), write(MAIN, SLOT)])
+
+
+def test_an_ordered_write_of_a_part_does_not_hide_an_unordered_one_of_the_rest() -> None:
+    steps = [write(FETCH, SLOT, (0, 32)), write(STORE, SLOT, (32, 64)), edge(FETCH, MAIN)]
+    assert [lines(finding) for finding in races([*steps, read(MAIN, SLOT)])] == [("read-after-write", 1, 3)]
+
+
+def test_a_later_free_does_not_hide_an_earlier_one() -> None:
+    """The pool remembers for each cause the use that is done last, whichever block is freed last."""
+    first, second = [alloc(MAIN, "a"), alloc(MAIN, "b")], [alloc(MAIN, "new"), write(FETCH, "new")]
+    used = [write(MAIN, "a"), record(MAIN), write(MAIN, "b")]
+    assert races([*first, *used, wait(FETCH), free("b"), free("a"), *second])
+    assert races([*first, *used, wait(FETCH), free("a"), free("b"), *second])
+    assert not races([*first, *used, edge(MAIN, FETCH), free("b"), free("a"), *second])

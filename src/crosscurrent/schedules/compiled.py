@@ -67,16 +67,16 @@ def bind(action: Action, arena: Arena) -> Bound:
     return Bound(steps, [*changed, *(target for target in targets if target is not None)])
 
 
-def settle(bound: Bound) -> Step:
+def settle(bound: Bound) -> int:
     """Run an action, and choose: the first option that gives the values of the last, the op as recorded."""
     recorded = bound.options[-1]
     if len(bound.options) == 1:
         recorded()
-        return recorded
+        return 0
     before = [target.clone() for target in bound.targets]
     recorded()
     wanted = [target.clone() for target in bound.targets]
-    for option in bound.options[:-1]:
+    for choice, option in enumerate(bound.options[:-1]):
         for target, value in zip(bound.targets, before, strict=True):
             target.copy_(value)
         try:
@@ -84,10 +84,10 @@ def settle(bound: Bound) -> Step:
         except Exception:  # this overload wants something else
             continue
         if all(map(same_values, bound.targets, wanted)):
-            return option
+            return choice
     for target, value in zip(bound.targets, wanted, strict=True):
         target.copy_(value)
-    return recorded
+    return len(bound.options) - 1
 
 
 def resolve(func: str | Callable[..., Any]) -> Callable[..., Any]:

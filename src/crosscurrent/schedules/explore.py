@@ -102,11 +102,12 @@ def explore(
     """
     share = share or Share()
     fingerprint = program.fingerprint
+    settled: dict[int, list[int]] = {}
     tried = different = at = 0
     bounded = not any(strategy.exhausts for strategy in strategies)
     found: dict[frozenset[str], Difference] = {}
     for reuse in memory_choices(program, every=not bounded):
-        replayer = Replayer(program, reuse)
+        replayer = Replayer(program, reuse, settled=settled)
         for strategy in strategies:
             proposals = strategy.proposals(replayer.space)
             for proposal in islice(proposals, limit):

@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from crosscurrent.schedules.arena import Arena
-from crosscurrent.schedules.compiled import Step, bind, same_values, settle
+from crosscurrent.schedules.compiled import Bound, Step, bind, same_values, settle
 from crosscurrent.schedules.conflicts import Conflicts, conflicts
 from crosscurrent.schedules.errors import NotReplayableError
 from crosscurrent.schedules.order import Linear
+from crosscurrent.schedules.packing import pack
 from crosscurrent.schedules.program import Program, View
 from crosscurrent.schedules.reuse import Reuse
 from crosscurrent.schedules.strategies import Space
@@ -30,6 +31,9 @@ from crosscurrent.schedules.values import Change, Values
 
 _SMALL = 1 << 18
 """Bytes of memory up to which runs keep copies of it for the next run: a copy takes as long as a few ops."""
+
+_ROOMY = 1 << 28
+"""Bytes up to which every block has memory of its own; what lay in freed blocks can be compared then."""
 
 _REMEMBERED = 1 << 14
 """Ends of runs whose differences are remembered."""
@@ -65,12 +69,16 @@ class Outcome(NamedTuple):
 class Replayer:
     """Runs schedules of one program. Raises ``NotReplayableError`` if program order itself cannot be run."""
 
-    def __init__(self, program: Program, reuse: Sequence[Reuse] = ()) -> None:
+    def __init__(
+        self, program: Program, reuse: Sequence[Reuse] = (), *, settled: dict[int, list[int]] | None = None
+    ) -> None:
+        """``settled`` remembers how ops are best run, for further replayers of the same program."""
         self.program = program
+        self._settled = {} if settled is None else settled
         self.reuse = tuple(reuse)
         self.order = program.order(reuse)
         with _quiet():
-            self._arena = Arena(program, reuse)
+            self._arena = Arena(program, [*reuse, *self._packing()])
             self._steps = self._choose_steps()
             self._values = Values(program, self._arena)
             self._reference = self._arena.bytes.clone()
@@ -177,6 +185,12 @@ class Replayer:
         self._arena.bytes.copy_(memory)
         return at
 
+    def _packing(self) -> tuple[Reuse, ...]:
+        if sum(buffer.nbytes for buffer in self.program.buffers.values()) <= _ROOMY:
+            return ()
+        chosen = {block for choice in self.reuse for block in choice[:2]}
+        return pack(self.program.records, self.order, chosen)
+
     def _taken_over_by(self) -> dict[int, tuple[int, ...]]:
         """By node: the blocks that it may be the first to use, of those that take over memory."""
         if not self._arena.taken:
@@ -214,7 +228,7 @@ class Replayer:
             if actions is None:
                 raise NotReplayableError(f"the values of {op.name} (record {op.index}) were not kept")
             try:
-                chosen.append(_one_step([settle(bind(action, arena)) for action in actions]))
+                chosen.append(_one_step(self._settle(op.index, [bind(action, arena) for action in actions])))
             except NotReplayableError:
                 raise
             except Exception as error:
@@ -222,6 +236,16 @@ class Replayer:
                     f"{op.name} (record {op.index}) does not run again: {error}"
                 ) from error
         return chosen
+
+    def _settle(self, index: int, bounds: Sequence[Bound]) -> list[Step]:
+        """Run the actions of an operation, and choose how they will be run."""
+        known = self._settled.get(index)
+        if known is None:
+            known = self._settled[index] = list(map(settle, bounds))
+        else:
+            for bound, option in zip(bounds, known, strict=True):
+                bound.options[option]()
+        return [bound.options[option] for bound, option in zip(bounds, known, strict=True)]
 
     def _first_uses_in_program_order(self) -> dict[int, list[int]]:
         self._takers = self._taken_over_by()

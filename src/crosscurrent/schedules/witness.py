@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,9 @@ from crosscurrent.schedules.values import Change
 
 _MORE = 8
 """Random schedules with the pair reversed that are tried after the directed ones."""
+
+_ALIKE = 32
+"""Further pairs of the same kind that are tried after that."""
 
 _SHOWN = 6
 """Changed values that are listed; the others are counted."""
@@ -64,6 +68,7 @@ class Prover:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._replayers: dict[tuple[Reuse, ...], Replayer] = {}
+        self._settled: dict[int, list[int]] = {}
 
     def prove(self, finding: Finding) -> Witness:
         """A witness of a finding, or why there is none."""
@@ -97,14 +102,31 @@ class Prover:
             if replayer.order.ordered(one, other):
                 reason = reason or "with this memory handed on, the allocator itself orders the two"
                 continue
-            outcomes = []
-            for proposal in Directed(first=one, second=other, more=_MORE).proposals(replayer.space):
-                outcome = replayer.run(proposal.linear)
+            outcomes = list(self._outcomes(replayer, one, other, _MORE))
+            for outcome in (*outcomes, *self._alike(replayer, one, other)):
                 if not outcome.same:
                     return self._witness(outcome, reuse)
-                outcomes.append(outcome)
             reason = reason or self._reason(replayer, outcomes[0], one, other)
         return Witness(None, unproven=reason)
+
+    def _outcomes(self, replayer: Replayer, first: int, second: int, more: int) -> Iterator[Outcome]:
+        for proposal in Directed(first=first, second=second, more=more).proposals(replayer.space):
+            outcome = replayer.run(proposal.linear)
+            yield outcome
+            if not outcome.same:
+                return
+
+    def _alike(self, replayer: Replayer, first: int, second: int) -> Iterator[Outcome]:
+        """The same race at other times: a finding stands for all pairs of its lanes, ops and call sites."""
+
+        def key(node: int) -> tuple[int, str, int]:
+            op = replayer.order.ops[node]
+            return op.lane, op.name, op.site
+
+        wanted = key(first), key(second)
+        alike = (p for p in replayer.conflicts if p != (first, second) and (key(p[0]), key(p[1])) == wanted)
+        for one, other in islice(alike, _ALIKE):
+            yield from self._outcomes(replayer, one, other, 0)
 
     def _witness(self, outcome: Outcome, reuse: tuple[Reuse, ...]) -> Witness:
         schedule = Schedule(program=self._program.fingerprint, linear=outcome.linear, reuse=reuse)
@@ -129,7 +151,7 @@ class Prover:
     def _replayer(self, reuse: tuple[Reuse, ...]) -> Replayer:
         if reuse not in self._replayers:
             self._replayers.clear()  # one holds all memory of the program; findings come in runs of a kind
-            self._replayers[reuse] = Replayer(self._program, reuse)
+            self._replayers[reuse] = Replayer(self._program, reuse, settled=self._settled)
         return self._replayers[reuse]
 
     def _reason(self, replayer: Replayer, outcome: Outcome, first: int, second: int) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from crosscurrent.errors import CrosscurrentError, RaceError, WrongUseError
     from crosscurrent.races.findings import Finding
     from crosscurrent.races.watch import Watch, access, watch
+    from crosscurrent.report.profile import overlap
     from crosscurrent.trace.simulate import simulate
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "WrongUseError",
     "__version__",
     "access",
+    "overlap",
     "simulate",
     "watch",
 ]
@@ -39,6 +41,7 @@ _HOMES = {
     "Watch": "crosscurrent.races.watch",
     "WrongUseError": "crosscurrent.errors",
     "access": "crosscurrent.races.watch",
+    "overlap": "crosscurrent.report.profile",
     "simulate": "crosscurrent.trace.simulate",
     "watch": "crosscurrent.races.watch",
 }

@@ -14,7 +14,7 @@ import crosscurrent
 from crosscurrent.errors import WrongUseError
 from crosscurrent.report import kineto
 from crosscurrent.report.costs import Rates
-from crosscurrent.report.profile import annotated_call_sites, overlap
+from crosscurrent.report.profile import annotated_call_sites
 
 BATCHES = 4
 
@@ -43,7 +43,7 @@ COPY_LINE = next(
 
 
 def test_copies_on_a_stream_of_their_own_are_hidden_in_the_model() -> None:
-    with crosscurrent.simulate(), overlap(rates=Rates(issue=0)) as run:
+    with crosscurrent.simulate(), crosscurrent.overlap(rates=Rates(issue=0)) as run:
         load_and_multiply(ahead=True, size=256)
     found = run.result
     assert found.modelled
@@ -54,7 +54,7 @@ def test_copies_on_a_stream_of_their_own_are_hidden_in_the_model() -> None:
 
 
 def test_copies_on_the_stream_of_the_kernels_are_exposed_in_the_model() -> None:
-    with crosscurrent.simulate(), overlap(rates=Rates(issue=0)) as run:
+    with crosscurrent.simulate(), crosscurrent.overlap(rates=Rates(issue=0)) as run:
         load_and_multiply(ahead=False, size=256)
     found = run.result
     assert (found.hidden, found.exposed) == (0, found.transfer)
@@ -62,7 +62,7 @@ def test_copies_on_the_stream_of_the_kernels_are_exposed_in_the_model() -> None:
 
 
 def test_an_item_in_the_loop_blocks_the_host_in_the_model() -> None:
-    with crosscurrent.simulate(), overlap() as run:
+    with crosscurrent.simulate(), crosscurrent.overlap() as run:
         total = torch.ones(4, device="cuda").sum()
         total.item()
     assert [part.call for part in run.result.blocked_by] == ["item"]
@@ -70,23 +70,27 @@ def test_an_item_in_the_loop_blocks_the_host_in_the_model() -> None:
 
 def test_without_device_and_simulation_it_says_what_to_do() -> None:
     if torch.cuda.is_available():  # then there is a device, and this is no wrong use
-        with overlap() as run:
+        with crosscurrent.overlap() as run:
             pass
         assert run.result.num_copies == 0
         return
-    with pytest.raises(WrongUseError, match="simulate"), overlap():
+    with pytest.raises(WrongUseError, match="simulate"), crosscurrent.overlap():
         pass
 
 
 def test_a_result_before_the_end_is_refused() -> None:
-    with crosscurrent.simulate(), overlap() as run, pytest.raises(WrongUseError, match="has ended"):
+    with (
+        crosscurrent.simulate(),
+        crosscurrent.overlap() as run,
+        pytest.raises(WrongUseError, match="has ended"),
+    ):
         _ = run.result
     assert run.result.num_copies == 0
 
 
 def test_a_run_is_used_once() -> None:
     with crosscurrent.simulate():
-        with overlap() as run:
+        with crosscurrent.overlap() as run:
             pass
         with pytest.raises(WrongUseError, match="make a new one"), run:
             pass
@@ -123,7 +127,7 @@ def test_annotations_leave_torch_as_it_was() -> None:
 def test_copies_on_a_stream_of_their_own_are_hidden_on_a_device() -> None:
     load_and_multiply(ahead=True, size=4096)  # memory and kernels are there before the run
     torch.cuda.synchronize()
-    with overlap() as run:
+    with crosscurrent.overlap() as run:
         load_and_multiply(ahead=True, size=4096)
     found = run.result
     assert not found.modelled
@@ -138,7 +142,7 @@ def test_copies_on_a_stream_of_their_own_are_hidden_on_a_device() -> None:
 
 @pytest.mark.gpu
 def test_copies_on_the_stream_of_the_kernels_are_exposed_on_a_device() -> None:
-    with overlap() as run:
+    with crosscurrent.overlap() as run:
         load_and_multiply(ahead=False, size=4096)
     assert run.result.hidden == 0
     assert run.result.exposed > 0
@@ -148,7 +152,7 @@ def test_copies_on_the_stream_of_the_kernels_are_exposed_on_a_device() -> None:
 def test_host_waits_are_named_on_a_device() -> None:
     values = torch.ones(1 << 20, device="cuda")
     torch.cuda.synchronize()
-    with overlap() as run:
+    with crosscurrent.overlap() as run:
         values.sum().item()
         values.cpu()
         torch.cuda.synchronize()

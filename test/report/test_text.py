@@ -12,6 +12,7 @@ from rich.console import Console
 from crosscurrent.report.document import Section, Unclear, Verdict
 from crosscurrent.report.modelled import overlap_of_records
 from crosscurrent.report.text import finding_text, plain_text, show, show_overlap
+from crosscurrent.report.wording import readable
 from crosscurrent.trace.records import Site
 
 
@@ -34,8 +35,8 @@ def test_both_call_sites_are_shown_with_their_source(racy: Any, program: str) ->
 def test_it_says_what_is_missing_and_how_to_fix_it(racy: Any) -> None:
     report = racy.report()
     text = plain_text(report)
-    assert report.findings[0].missing in text, "nothing is wrapped or cut"
-    assert report.findings[0].fix in text
+    assert readable(report.findings[0].missing) in text, "nothing is wrapped or cut"
+    assert readable(report.findings[0].fix) in text
     assert report.findings[0].id in text
 
 

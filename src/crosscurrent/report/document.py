@@ -132,7 +132,7 @@ class Report:
                 if len(self.findings) == 1
                 else f"{len(self.findings)} sync edges are missing"
             )
-            return f"{edges}: {pairs} pair{'s' * (pairs != 1)} of operations may run in either order."
+            return f"{edges}: {pairs:,} pair{'s' * (pairs != 1)} of operations may run in either order."
         if self.verdict is Verdict.RACE_FREE:
             return "Every schedule that the sync edges of this run allow gives the same bits."
         if self.unknown:

@@ -32,7 +32,7 @@ from crosscurrent.report.overlap_text import definitions, sentences, tables
 from crosscurrent.report.source import place_of
 from crosscurrent.trace.records import HOST, Site
 
-MAX_COPIES = 10
+MAX_COPIES = 5
 """Single copies that are named."""
 
 MAX_OBSTACLES = 8

@@ -108,7 +108,7 @@ def _bounds(overlap: Overlap, bounds: Bounds) -> list[str]:
     found = [
         f"The run took {time_of(overlap.total)}; its sync edges and host waits would allow "
         f"{time_of(bounds.edges)} (critical path, issuing for free). Nothing can beat "
-        f"{time_of(bounds.busiest)}: so long are the {bounds.busiest_name} of the busiest lane alone."
+        f"{time_of(bounds.busiest)}: the busiest lane has as much to do ({bounds.busiest_name})."
     ]
     if bounds.edges - bounds.device_edges > WORTH_SAYING * bounds.edges:
         found.append(f"Without the host waits, the edges would allow {time_of(bounds.device_edges)}.")

@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from crosscurrent.races.advice import Advice
 from crosscurrent.races.advice import Verdict as Need
 from crosscurrent.races.findings import Finding, RacingAccess
 from crosscurrent.report.document import Report, Verdict
 from crosscurrent.report.overlap import Overlap
 from crosscurrent.report.source import excerpt, place_of, shape_of, short_op
-from crosscurrent.report.wording import capital, reasons, title
+from crosscurrent.report.wording import capital, readable, reasons, title
 from crosscurrent.trace.records import Site
 
 MOST_PAIRS = 5
@@ -96,13 +97,13 @@ def finding_text(finding: Finding, *, number: int = 1, total: int = 1) -> Text:
         text.append(f"{_place(finding.freed_at)}\n")
         _source(text, finding.freed_at)
     text.append("\n")
-    _line(text, "missing", finding.missing)
-    _line(text, "fix", finding.fix, "green")
+    _line(text, "missing", readable(finding.missing))
+    _line(text, "fix", readable(finding.fix), "green")
     for note in finding.notes:
-        _line(text, "note", note)
+        _line(text, "note", readable(note))
     for pair in finding.also[:MOST_PAIRS]:
         times = "" if pair.count == 1 else f" ({pair.count:,} times)"
-        _line(text, "also", f"{pair.kind.value}: {pair.first}; {pair.second}{times}")
+        _line(text, "also", readable(f"{pair.kind.value}: {pair.first}; {pair.second}{times}"))
     if len(finding.also) > MOST_PAIRS:
         _line(text, "also", f"{len(finding.also) - MOST_PAIRS:,} more pairs that the same edge would order")
     if finding.witness is not None:
@@ -146,12 +147,17 @@ def _advice(report: Report, console: Console) -> None:
             f"{item.waiter} for {item.waited_for or 'nothing'}",
             f"{item.count:,}",
             _place(item.site),
-            "; ".join(reasons(item, most=1)),
+            _why(item),
         )
         for item in sorted(report.advice or (), key=lambda item: item.verdict is Need.NECESSARY)
     ]
     columns = ("verdict", "call", "who waits", "times", "where", "why")
     _table(console, "Sync calls", columns, rows, right=(3,))
+
+
+def _why(item: Advice) -> str:
+    instead = [f"Instead: {readable(item.replacement)}"] if item.replacement else []
+    return "; ".join([*reasons(item, most=1), *instead])
 
 
 def _verdict(report: Report) -> Text:

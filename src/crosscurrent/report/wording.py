@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from crosscurrent.races.advice import Advice, Verdict
 from crosscurrent.races.causes import RaceKind
 from crosscurrent.races.findings import Finding
 from crosscurrent.report.source import place_of, shape_of, short_op
+
+_OPERATOR = re.compile(r"\baten\.(\w+)\.\w+")
 
 _MEANING = {
     RaceKind.READ_AFTER_WRITE: "may be read before it is written",
@@ -26,21 +30,25 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def reasons(advice: Advice, *, most: int = 3) -> list[str]:
-    """Why a sync call is needed or not, and what could take its place."""
+def readable(text: str) -> str:
+    """With the short names of operators: ``aten.copy_.default`` is ``copy_``."""
+    return _OPERATOR.sub(r"\1", text)
+
+
+def reasons(advice: Advice, *, most: int = 2) -> list[str]:
+    """Why a sync call is needed or not."""
     lines = [
         f"without it {short_op(race.first.op)} on {race.first.lane} ({place_of(race.first.site)}) and "
         f"{short_op(race.second.op)} on {race.second.lane} ({place_of(race.second.site)}) race"
         for race in advice.protects[:most]
     ]
     if len(advice.protects) > most:
-        lines.append(f"and {len(advice.protects) - most} more races")
+        rest = len(advice.protects) - most
+        lines.append(f"and {rest} more race" + "s" * (rest != 1))
     if advice.verdict is Verdict.REDUNDANT:
         lines.append("no race appears without it")
     if advice.verdict is Verdict.NO_EDGE:
         lines.append("it orders nothing")
     if advice.verdict is Verdict.NECESSARY and advice.redundant_alone:
         lines.append(f"{advice.redundant_alone} of its {advice.count} waits could go one at a time")
-    if advice.replacement:
-        lines.append(f"instead: {advice.replacement}")
     return [capital(line) for line in lines]

@@ -10,7 +10,7 @@ from crosscurrent.report.document import Report
 from crosscurrent.report.html.markup import Child, Markup, element
 from crosscurrent.report.html.picture import picture
 from crosscurrent.report.source import excerpt, place_of, shape_of, short_op
-from crosscurrent.report.wording import capital, title
+from crosscurrent.report.wording import capital, readable, title
 from crosscurrent.trace.records import Site
 
 MAX_PICTURES: Final = 50
@@ -61,10 +61,10 @@ def _finding(finding: Finding, number: int, report: Report, *, drawn: bool) -> M
         element(
             "dl",
             element("dt", "Missing"),
-            element("dd", prose(capital(finding.missing))),
+            element("dd", prose(sentence(finding.missing))),
             element("dt", "Fix"),
-            element("dd", prose(capital(finding.fix)), class_="fix"),
-            [(element("dt", "Note"), element("dd", prose(capital(note)))) for note in finding.notes],
+            element("dd", prose(sentence(finding.fix)), class_="fix"),
+            [(element("dt", "Note"), element("dd", prose(sentence(note)))) for note in finding.notes],
             class_="explained",
         ),
         element(
@@ -73,7 +73,7 @@ def _finding(finding: Finding, number: int, report: Report, *, drawn: bool) -> M
                 "div",
                 _side(finding.first, "First in program order"),
                 _side(finding.second, "Second, not ordered after it"),
-                _freed(finding.freed_at),
+                _freed(finding),
                 class_="sides",
             ),
             _drawing(finding, number, report) if drawn else None,
@@ -115,10 +115,13 @@ def _side(side: RacingAccess, heading: str) -> Markup:
     )
 
 
-def _freed(site: Site | None) -> Markup | None:
+def _freed(finding: Finding) -> Markup | None:
+    site = finding.freed_at
     if site is None:
         return None
-    return element("div", element("h4", "Freed in between"), code(site), class_="side")
+    shown = site in (finding.first.site, finding.second.site)
+    where = element("p", element("code", place_of(site)), f" in {site.function}, shown above")
+    return element("div", element("h4", "Freed in between"), where if shown else code(site), class_="side")
 
 
 def code(site: Site) -> Markup:
@@ -223,6 +226,11 @@ def _brief(side: RacingAccess) -> Markup:
         f" on {side.lane} at ",
         element("code", place_of(side.site)),
     )
+
+
+def sentence(text: str) -> str:
+    """A clause of a finding as a sentence with short names."""
+    return readable(capital(text))
 
 
 def prose(text: str) -> list[Child]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from crosscurrent.races.advice import Verdict
+from crosscurrent.races.advice import Advice, Verdict
 from crosscurrent.report.document import Report, Section
-from crosscurrent.report.html.findings import prose
+from crosscurrent.report.html.findings import prose, sentence
 from crosscurrent.report.html.markup import Child, Markup, element
 from crosscurrent.report.source import place_of
 from crosscurrent.report.wording import reasons
@@ -101,16 +101,29 @@ def advice(report: Report) -> Markup:
         rows = [
             [
                 element("span", item.verdict.value, class_=_tag(item.verdict)),
-                element("code", item.kind),
-                f"{item.waiter} for {item.waited_for or 'nothing'}",
+                [element("code", item.kind), element("div", _waiting(item), class_="muted small")],
                 f"{item.count:,}",
                 _place(item.site),
-                [element("div", prose(line)) for line in reasons(item)],
+                [[element("div", prose(line)) for line in reasons(item)], _instead(item)],
             ]
             for item in ordered
         ]
-        body = table(("Verdict", "Call", "Who waits", "Times", "Where", "Why"), rows, numeric=(3,))
+        body = table(("Verdict", "Call", "Times", "Where", "Why"), rows, numeric=(2,))
     return element("section", element("h2", "Sync calls"), body)
+
+
+def _waiting(item: Advice) -> str:
+    return f"{item.waiter} waits for {item.waited_for or 'nothing'}"
+
+
+def _instead(item: Advice) -> Markup | None:
+    if not item.replacement:
+        return None
+    return element(
+        "details",
+        element("summary", "What to do instead"),
+        element("div", prose(sentence(item.replacement))),
+    )
 
 
 def _tag(verdict: Verdict) -> str:
@@ -167,4 +180,8 @@ def environment(report: Report) -> Markup | None:
 
 
 def _place(site: Site) -> Markup:
-    return element("span", element("code", place_of(site)), f" {site.function}" if site.function else None)
+    return element("div", element("code", place_of(site)), _function(site))
+
+
+def _function(site: Site) -> Markup | None:
+    return element("div", site.function, class_="muted small") if site.function else None

@@ -163,14 +163,19 @@
   };
 
   const drawArrows = () => {
-    let room = 400;  // more than this on a screen is a grey cloud
-    for (const arrow of data.arrows) {
-      const [first, second] = arrow;
-      const [from, to] = inOrder ? [arrow[6], arrow[7]] : [arrow[4], arrow[5]];
-      const near = first === selected || second === selected;
-      if (!near && room <= 0) continue;
-      if (curve(first, second, from, to, near ? colors.text : colors.accent, near ? 2 : 1, []) && !near) room--;
-    }
+    const ends = (arrow) => (inOrder ? [arrow[6], arrow[7]] : [arrow[4], arrow[5]]);
+    const near = (arrow) => arrow[0] === selected || arrow[1] === selected;
+    const visible = data.arrows.filter((arrow) => {
+      const [from, to] = ends(arrow);
+      return Math.max(from, to) >= view[0] && Math.min(from, to) <= view[1];
+    });
+    // More than this on a screen is a cloud; then some of them stand for all.
+    const every = Math.ceil(visible.length / Math.max(60, size[0] / 4));
+    visible.forEach((arrow, n) => {
+      if (n % every && !near(arrow)) return;
+      const color = near(arrow) ? colors.text : colors.accent;
+      curve(arrow[0], arrow[1], ...ends(arrow), color, near(arrow) ? 2 : 1, []);
+    });
     for (const [first, second] of data.races)
       curve(first, second, end(data.slices[first]), begin(data.slices[second]), colors.bad, 2, [5, 4]);
   };

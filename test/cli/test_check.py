@@ -89,9 +89,11 @@ def test_its_repair_is_exit_code_0(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_output_of_the_program_passes_through_alone(capsys: pytest.CaptureFixture[str]) -> None:
     source = FIXED + "import sys\nprint('loss', sys.argv[1:])\nprint('remark', file=sys.stderr)\n"
-    assert _check(source, "--json", "mine.json", "-m", "x") == 0
+    options = ["--json", "mine.json", "-m", "x", "--d", "--", "--help"]
+    assert _check(source, *options) == 0
     written = capsys.readouterr()
-    assert written.out == "loss ['--json', 'mine.json', '-m', 'x']\n"
+    assert written.out == f"loss {options}\n"
+    assert not Path("mine.json").exists()
     assert written.err.startswith("remark\n")
 
 
@@ -201,3 +203,14 @@ def test_without_a_device_it_says_what_to_do(capsys: pytest.CaptureFixture[str])
     Path("empty.py").write_text("", encoding="utf-8")
     assert main(["check", "empty.py"]) == 2
     assert "--simulate" in capsys.readouterr().err
+
+
+def test_training_with_asynchronous_transfers_has_no_race() -> None:
+    small = "--model.num_layers=2 --model.embed_size=16 --model.num_heads=2 --batch_size=1 --steps=2"
+    caches = "--sequence_length=60 --kv_cache.cache_length=16 --grad.chunk_size=8 --grad.layers_per_cell=1"
+    options = f"{small} {caches} --device=cuda --grad.async_cpu_transfer=True".split()
+    arguments = ["check", *SIMULATE, "--json", "out.json", "-m", "crosscurrent", "train", *options]
+    assert main(arguments) == 0
+    document = _json()
+    assert len(document["lanes"]) >= 4  # the host and three streams
+    assert document["unknown"] == []

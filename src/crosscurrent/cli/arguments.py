@@ -14,6 +14,7 @@ def command_parser(name: str, description: str, example: str, *, usage: str = "[
         description=description,
         epilog=f"Example: {example}",
         exit_on_error=False,
+        allow_abbrev=False,  # an option may be one of the checked program's own
     )
     parser.add_argument("--verbose", action="store_true", help="Log what happens to the error output.")
     parser.add_argument("--traceback", action="store_true", help="Show the traceback of an error.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from rich.console import Console
 from rich.progress import (
@@ -37,6 +38,14 @@ def error_output() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def say_above(bar: Progress, line: str) -> None:
+    """The same while a progress bar is shown: above the bar, where both are on one terminal."""
+    if bar.disable or not sys.stdout.isatty():
+        say(line)
+    else:
+        bar.console.print(line, soft_wrap=True, markup=False)
+
+
 def progress(*columns: ProgressColumn) -> Progress:
     """A progress bar with the time left; silent where there is no terminal, or with ``NO_COLOR``."""
     console = error_output()
@@ -49,5 +58,7 @@ def progress(*columns: ProgressColumn) -> Progress:
         TextColumn("left"),
         TimeRemainingColumn(),
         console=console,
+        # What goes to the output is for whoever reads it there; see ``say_above``.
+        redirect_stdout=False,
         disable=not console.is_terminal or bool(os.environ.get("NO_COLOR")),
     )

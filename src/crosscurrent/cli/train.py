@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.progress import TextColumn
 
 from crosscurrent.cli.arguments import command_parser
-from crosscurrent.cli.console import progress, say
+from crosscurrent.cli.console import progress, say, say_above
 from crosscurrent.cli.exits import CommandError, ExitCode, WrongUseError, as_wrong_use
 from crosscurrent.cli.interrupt import StopRequests
 from crosscurrent.gradient.args import GradientArgs
@@ -226,8 +226,8 @@ def _check(arguments: Namespace) -> None:
 
 def _train(trainer: Trainer, saving: Saving, steps: int, device: torch.device) -> int:
     reports: list[StepReport] = []
-    with StopRequests() as stop, progress(TextColumn("loss {task.fields[loss]:.3f}")) as bar:
-        task = bar.add_task("train", total=steps, completed=trainer.step, loss=float("nan"))
+    with StopRequests() as stop, progress(TextColumn("loss {task.fields[loss]}")) as bar:
+        task = bar.add_task("train", total=steps, completed=trainer.step, loss="-")
         while trainer.step < steps and stop.received is None:
             try:
                 report = trainer.take_step()
@@ -237,8 +237,8 @@ def _train(trainer: Trainer, saving: Saving, steps: int, device: torch.device) -
                 saving.save(trainer)
                 raise CommandError(str(error)) from error
             reports.append(report)
-            _show(report, steps, device)
-            bar.update(task, completed=report.step, loss=report.loss)
+            say_above(bar, _line(report, steps, device))
+            bar.update(task, completed=report.step, loss=f"{report.loss:.3f}")
             if report.step % saving.every == 0:
                 saving.save(trainer)
         saving.save(trainer)
@@ -246,8 +246,8 @@ def _train(trainer: Trainer, saving: Saving, steps: int, device: torch.device) -
     return stop.exit_code if trainer.step < steps else ExitCode.GOOD
 
 
-def _show(report: StepReport, steps: int, device: torch.device) -> None:
-    say(
+def _line(report: StepReport, steps: int, device: torch.device) -> str:
+    return (
         f"step {report.step:>{len(str(steps))}}/{steps}  loss {report.loss:.4f}  "
         f"{report.tokens_per_second:>9,.0f} tokens/s  {_memory(report, device)}"
     )

@@ -1,0 +1,7 @@
+"""``python -m crosscurrent`` is ``crosscurrent``."""
+
+import sys
+
+from crosscurrent.cli import main
+
+sys.exit(main())

@@ -8,13 +8,100 @@ from typing import Any
 
 import pytest
 import torch
+from torch.cuda import _gpu_trace
 
 import crosscurrent
+from crosscurrent.trace.cuda import CudaSource
 from crosscurrent.trace.records import Op, Record
+from crosscurrent.trace.tracer import Tracer
 
 
 def _machine(devices: int) -> AbstractContextManager[Any]:
     return nullcontext() if torch.cuda.is_available() else crosscurrent.simulate(devices=devices)
+
+
+class Driver:
+    """Makes a simulation speak as the CUDA driver does: it fires PyTorch's GPU trace callbacks.
+
+    Ops reach the tracer through the dispatch mode of ``CudaSource``. Those in which the host waits fire the
+    stream's synchronization from inside, as on a GPU.
+    """
+
+    observers: tuple[()] = ()
+
+    def __init__(self, simulation: Any, tracer: Tracer) -> None:
+        self._simulation = simulation
+        self._tracer = tracer
+
+    def op(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            device = self._simulation.environment.current_device()
+            self.stream_synchronized(device, self._simulation.environment.current_stream(device))
+
+    def event_recorded(self, event: int, device: int, stream: int, via: str = "record") -> None:
+        _gpu_trace.EventRecordCallbacks.fire_callbacks(event, _handle(device, stream))
+
+    def event_waited(self, event: int, device: int, stream: int, via: str = "wait_event") -> None:
+        _gpu_trace.EventWaitCallbacks.fire_callbacks(event, _handle(device, stream))
+
+    def event_synchronized(self, event: int, kind: str = "event") -> None:
+        _gpu_trace.EventSynchronizationCallbacks.fire_callbacks(event)
+
+    def event_gone(self, event: int) -> None:
+        _gpu_trace.EventDeletionCallbacks.fire_callbacks(event)
+
+    def stream_synchronized(self, device: int, stream: int, kind: str = "synchronize") -> None:
+        _gpu_trace.StreamSynchronizationCallbacks.fire_callbacks(_handle(device, stream))
+
+    def device_synchronized(self, device: int) -> None:
+        _gpu_trace.DeviceSynchronizationCallbacks.fire_callbacks()
+
+    def stream_used(self, tensor: torch.Tensor, device: int, stream: int) -> None:
+        # An op on a GPU, a method in the simulation.
+        self._tracer.stream_used(tensor, device, _handle(device, stream))
+
+    def nothing(self, *args: Any, **kwargs: Any) -> None:
+        """What ``CudaSource`` has wrapped itself."""
+
+    event_queried_true = stream_queried_true = host_access = host_bytes = released = before = nothing
+
+
+def _handle(device: int, stream: int) -> int:
+    cuda = torch._C._autograd.DeviceType.CUDA.value
+    handle: int = torch.cuda.Stream(stream_id=stream, device_index=device, device_type=cuda).cuda_stream
+    return handle
+
+
+class _DrivenSource(CudaSource):
+    """The taps for a real GPU, on a simulation that is driven by ``Driver``."""
+
+    def __init__(self, simulation: Any) -> None:
+        super().__init__()
+        self._simulation = simulation
+
+    def attach(self, tracer: Tracer) -> None:
+        super().attach(tracer)
+        self._driver = Driver(self._simulation, tracer)
+        self._simulation.attach(self._driver)
+
+    def detach(self, tracer: Tracer) -> None:
+        self._simulation.detach(self._driver)
+        super().detach(tracer)
+
+
+@pytest.fixture
+def run_by_callbacks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., crosscurrent.Watch]:
+    """Run a program under the taps for a real GPU; gives the watch."""
+
+    def run(program: Callable[..., Any], *args: Any) -> crosscurrent.Watch:
+        with crosscurrent.simulate() as simulation:
+            source = _DrivenSource(simulation)
+            monkeypatch.setattr("crosscurrent.races.watch._source", lambda: (source, source.environment))
+            with crosscurrent.watch(trace=True) as watch:
+                program(*args)
+        return watch
+
+    return run
 
 
 @pytest.fixture

@@ -887,5 +887,21 @@ def test_correct_program_is_silent(run: Any, program: Callable[[], Any]) -> None
     assert not watch.unknown, watch.report()
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="on a GPU the tests above go through the real callbacks"
+)
+@pytest.mark.parametrize(
+    ("program", "kind", "first", "second", "devices"), [each for each in TWINS if each.values[-1] == 1]
+)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_callbacks_of_a_gpu_give_the_same_verdicts(
+    run_by_callbacks: Any, program: Program, kind: str, first: str, second: str, devices: int, fixed: bool
+) -> None:
+    """The taps for a real GPU, on a simulation that speaks as the CUDA driver does."""
+    watch = run_by_callbacks(program, fixed)
+    assert len(watch.findings) == (not fixed), watch.report()
+    assert not watch.unknown, watch.report()
+
+
 def _base(op: str) -> str:
     return op.split(".")[1] if "." in op else op

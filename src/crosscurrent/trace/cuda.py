@@ -99,9 +99,10 @@ class CudaDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(_has_own_dispatch(kind) for kind in types):
+        if types and any(_has_own_dispatch(kind) for kind in types):
             return NotImplemented  # a tensor subclass takes its ops apart first
-        kwargs = kwargs or {}
+        if kwargs is None:
+            kwargs = {}
         composite = self._composite.get(id(func))
         if composite is None:
             composite = self._composite[id(func)] = _is_composite(func)

@@ -1,0 +1,184 @@
+"""The taps for a real GPU, on a simulation that fires PyTorch's GPU trace callbacks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch.cuda import _gpu_trace
+
+import crosscurrent
+from crosscurrent.trace.cuda import CudaEnvironment
+from crosscurrent.trace.cuda_patches import Patches
+from crosscurrent.trace.records import NO_EVENT, HostWait, MemoryKind, Op, RecordEvent, UseStream, WaitEvent
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real driver fires the callbacks itself")
+
+
+def of(watch: crosscurrent.Watch, kind: type) -> list[Any]:
+    return [record for record in watch.records if isinstance(record, kind)]
+
+
+def test_event_handle_that_is_used_again_is_another_event(run_by_callbacks: Any) -> None:
+    def program() -> None:
+        torch.ones(4, device="cuda")
+        _gpu_trace.EventRecordCallbacks.fire_callbacks(77, 0)
+        _gpu_trace.EventWaitCallbacks.fire_callbacks(77, 0)
+        _gpu_trace.EventDeletionCallbacks.fire_callbacks(77)
+        _gpu_trace.EventCreationCallbacks.fire_callbacks(77)
+        _gpu_trace.EventWaitCallbacks.fire_callbacks(77, 0)
+        _gpu_trace.EventRecordCallbacks.fire_callbacks(77, 0)
+        _gpu_trace.EventWaitCallbacks.fire_callbacks(77, 0)
+
+    watch = run_by_callbacks(program)
+    first, second = (record.event for record in of(watch, RecordEvent))
+    assert [record.event for record in of(watch, WaitEvent)] == [first, NO_EVENT, second]
+
+
+def test_synchronization_inside_of_an_op_counts_once(run_by_callbacks: Any) -> None:
+    def program() -> None:
+        x = torch.ones(4, device="cuda")
+        x[0].item()
+        x.nonzero()
+
+    watch = run_by_callbacks(program)
+    assert [wait.kind for wait in watch.host_waits] == ["item", "data-dependent shape"]
+
+
+def test_synchronization_inside_of_any_other_op_is_an_edge_before_it(run_by_callbacks: Any) -> None:
+    with torch.library._scoped_library("crosscurrent_sync", "DEF") as library:
+        library.define("peek(Tensor x) -> Tensor")
+
+        def peek(x: torch.Tensor) -> torch.Tensor:
+            _gpu_trace.StreamSynchronizationCallbacks.fire_callbacks(0)
+            return x.clone()
+
+        library.impl("peek", peek, "CompositeExplicitAutograd")
+        watch = run_by_callbacks(lambda: torch.ops.crosscurrent_sync.peek(torch.ones(4, device="cuda")))
+    kinds = [type(record).__name__ for record in watch.records if isinstance(record, (Op, HostWait))]
+    assert kinds == ["Op", "HostWait", "Op"]
+    assert [wait.kind for wait in watch.host_waits] == ["synchronize"]
+
+
+def test_waits_are_named_after_the_call(run_by_callbacks: Any) -> None:
+    def program() -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        side.wait_event(torch.cuda.current_stream().record_event())
+
+    watch = run_by_callbacks(program)
+    assert [record.via for record in of(watch, WaitEvent)][1] == "wait_event"
+    assert {wait.site.file for wait in watch.host_waits} <= {__file__}
+
+
+def test_memory_is_told_apart(machine: Any) -> None:
+    environment = CudaEnvironment()
+    with machine():
+        assert environment.classify(torch.ones(2, device="cuda")) == (MemoryKind.DEVICE, 0)
+        assert environment.classify(torch.ones(2, pin_memory=True)) == (MemoryKind.PINNED, -1)
+        assert environment.classify(torch.ones(2)) is None
+        assert environment.classify(torch.nn.Parameter(torch.ones(2, device="cuda"))) is not None
+        names = [environment.stream_name(0, handle) for handle in (0, 9, 5, 9)]
+    assert names == ["cuda:0 default", "cuda:0 stream 1", "cuda:0 stream 2", "cuda:0 stream 1"]
+
+
+def test_fake_tensors_have_no_memory() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.empty(4, device="cpu")
+    assert CudaEnvironment().classify(fake) is None
+
+
+def test_everything_is_put_back(run_by_callbacks: Any) -> None:
+    def state() -> list[Any]:
+        registries = [value for name, value in vars(_gpu_trace).items() if name.endswith("Callbacks")]
+        return [
+            vars(torch.cuda.Event).get("query"),
+            vars(torch.cuda.Stream).get("query"),
+            vars(torch.Tensor).get("numpy"),
+            vars(torch.UntypedStorage).get("resize_"),
+            vars(threading.Thread)["start"],
+            *(list(registry.callback_list) for registry in registries),
+            torch._C._len_torch_dispatch_stack(),
+        ]
+
+    before = state()
+    run_by_callbacks(lambda: torch.ones(4, device="cuda"))
+    assert state() == before
+
+    def raises() -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        run_by_callbacks(raises)
+    assert state() == before
+
+
+def test_patches_are_undone_in_reverse_order() -> None:
+    class Base:
+        def name(self) -> str:
+            return "base"
+
+    class Derived(Base):
+        pass
+
+    patches = Patches()
+    patches.replace(Derived, "name", lambda before: lambda self: before(self) + " once")
+    patches.replace(Derived, "name", lambda before: lambda self: before(self) + " twice")
+    assert Derived().name() == "base once twice"
+    patches.restore()
+    assert Derived().name() == "base"
+    assert "name" not in vars(Derived)
+
+
+def test_thread_that_outlives_the_watch_is_not_followed(run_by_callbacks: Any) -> None:
+    go, done = threading.Event(), threading.Event()
+    thread: list[threading.Thread] = []
+
+    def work() -> None:
+        go.wait()
+        torch.ones(4).add_(1)
+        done.set()
+
+    def program() -> None:
+        torch.ones(4, device="cuda")
+        thread.append(threading.Thread(target=work))
+        thread[0].start()
+
+    watch = run_by_callbacks(program)
+    num = len(watch.records)
+    go.set()
+    thread[0].join()
+    assert done.is_set()
+    assert len(watch.records) == num
+
+
+def graph_program(wait: bool) -> None:
+    x = torch.zeros(4, device="cuda")
+    side = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        x.add_(1)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        graph.replay()
+    if wait:
+        torch.cuda.current_stream().wait_stream(side)
+    x.mul(2)
+
+
+def test_graph_replay_is_an_access_of_its_stream(run_by_callbacks: Any) -> None:
+    (finding,) = run_by_callbacks(graph_program, False).findings
+    assert (finding.first.op, finding.second.op) == ("aten.add_.Tensor", "aten.mul.Tensor")
+    assert run_by_callbacks(graph_program, True).findings == []
+
+
+def test_record_stream_is_seen(run_by_callbacks: Any) -> None:
+    def program() -> None:
+        torch.ones(4, device="cuda").record_stream(torch.cuda.Stream())
+
+    assert len(of(run_by_callbacks(program), UseStream)) == 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.checkpoints import CheckpointFormat, Kind, Layout, Shapes
 from crosscurrent.gradient.plan import make_plan
-from crosscurrent.gradient.reversible import make_cache
+from crosscurrent.gradient.windows import make_cache
 from crosscurrent.kvcache.names import CacheConfig
 from crosscurrent.kvcache.policies import make_policy
 from crosscurrent.kvcache.replay_log import num_slots

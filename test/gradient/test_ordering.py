@@ -6,7 +6,7 @@ lattice, since each has edges of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ from torch import Tensor
 from crosscurrent.gradient import LongContextGradientModel, transfer
 from crosscurrent.races.advice import Verdict
 from crosscurrent.races.watch import Watch, watch
-from crosscurrent.trace.simulate import simulate
 
 Build = Callable[..., LongContextGradientModel]
 Batch = Callable[..., tuple[Tensor, Tensor]]
@@ -26,15 +25,7 @@ ASYNC = {"layercp_pin_memory": True, "cachecp_pin_memory": True, "async_cpu_tran
 QUANTIZED = {"layercp_qname": "torch-quantized8", "cachecp_qname": "torch-quantized4"}
 DEVICE = torch.device("cuda")
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the simulation needs a machine without CUDA"
-)
-
-
-@pytest.fixture(autouse=True)
-def simulated() -> Iterator[None]:
-    with simulate():
-        yield
+pytestmark = pytest.mark.usefixtures("cuda")
 
 
 def on_device(

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from crosscurrent.schedules.errors import DamagedError, ProgramMismatchError, VersionError
+from crosscurrent.schedules import run_schedule
+from crosscurrent.schedules.errors import DamagedError, ProgramMismatchError, ReplayError, VersionError
 from crosscurrent.schedules.program import Program
+from crosscurrent.schedules.replay import Replayer
 from crosscurrent.schedules.reuse import Reuse
 from crosscurrent.schedules.schedule import VERSION, Schedule, from_ranks, ranks
 from crosscurrent.schedules.strategies import from_recipe
@@ -130,3 +132,12 @@ def test_what_cannot_have_been_is_refused(
     text = str(Schedule(program=program.fingerprint, linear=linear, reuse=reuse))
     with pytest.raises(DamagedError):
         Schedule.parse(text, program)
+
+
+def test_a_string_is_all_that_it_takes_to_see_the_values_again(program: Program) -> None:
+    linear = from_recipe(program.order(), "random.3")
+    text = str(Schedule(program=program.fingerprint, linear=linear, recipe="random.3"))
+    assert run_schedule(program, text) == Replayer(program).run(linear)
+    assert not run_schedule(program, text).same
+    with pytest.raises(ReplayError):
+        run_schedule(program, text[:-1])

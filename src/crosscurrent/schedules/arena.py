@@ -17,8 +17,7 @@ class Arena:
     def __init__(self, program: Program, reuse: Sequence[Reuse] = ()) -> None:
         self._program = program
         self.taken = {choice.block: choice.old for choice in reuse}
-        self.place = {block: root for block, (root, _) in places(program.records, reuse).items()}
-        """By block of the trace: the block whose place it lies at."""
+        """By block that takes over memory: the block whose memory it takes."""
         self._address = self._lay_out(places(program.records, reuse))
         size = max((at + program.buffers[block].nbytes for block, at in self._address.items()), default=0)
         self.bytes = torch.empty(

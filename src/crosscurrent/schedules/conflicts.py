@@ -20,21 +20,22 @@ Conflicts = tuple[tuple[int, int], ...]
 def conflicts(order: PartialOrder, place: Mapping[int, int] | None = None) -> Conflicts:
     """The open conflicts of an order. ``place`` says which place a block lies at (its own, if absent)."""
     place = place or {}
-    by_place: dict[int, list[tuple[int, Access]]] = {}
-    for node, op in enumerate(order.ops):
-        for access in op.accesses:
-            by_place.setdefault(place.get(access.block, access.block), []).append((node, access))
+    # By place and lane: what was done there so far, in order.
+    done: dict[int, dict[int, list[tuple[int, Access]]]] = {}
     found: set[tuple[int, int]] = set()
-    for accesses in by_place.values():
-        for i, (first, one) in enumerate(accesses):
-            for second, other in accesses[i + 1 :]:
-                if (
-                    order.lane[first] != order.lane[second]
-                    and (first, second) not in found
-                    and not order.before(first, second)
-                    and _touch(one, other)
-                ):
-                    found.add((first, second))
+    for node, op in enumerate(order.ops):
+        clock = order.clocks[node]
+        for access in op.accesses:
+            lanes = done.setdefault(place.get(access.block, access.block), {})
+            for lane, earlier in lanes.items():
+                if lane == order.lane[node]:
+                    continue
+                for other, theirs in reversed(earlier):
+                    if order.position[other] < clock[lane]:
+                        break  # ordered before this one, and so is all that its lane did earlier
+                    if _touch(theirs, access):
+                        found.add((other, node))
+            lanes.setdefault(order.lane[node], []).append((node, access))
     return tuple(sorted(found))
 
 

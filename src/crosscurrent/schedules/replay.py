@@ -25,7 +25,7 @@ from crosscurrent.schedules.errors import NotReplayableError
 from crosscurrent.schedules.order import Linear
 from crosscurrent.schedules.packing import pack
 from crosscurrent.schedules.program import Program, View
-from crosscurrent.schedules.reuse import Reuse
+from crosscurrent.schedules.reuse import Reuse, places
 from crosscurrent.schedules.strategies import Space
 from crosscurrent.schedules.values import Change, Values
 
@@ -93,7 +93,8 @@ class Replayer:
     @cached_property
     def conflicts(self) -> Conflicts:
         """The pairs of operations whose order can matter."""
-        return conflicts(self.order, self._arena.place)
+        where = places(self.program.records, self.reuse)
+        return conflicts(self.order, {block: root for block, (root, _) in where.items()})
 
     @property
     def space(self) -> Space:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from crosscurrent.gradient import reversible, store
+from crosscurrent.gradient import store, windows
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.kvcache.policies.h2o import H2O
@@ -53,7 +53,7 @@ def test_layers_hold_on_cuda(layer: Contracts | Parity) -> None:
 
 
 def test_a_gradient_that_is_off_in_one_chunk_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = reversible.attend_backward
+    right = windows.attend_backward
     calls: list[int] = []
 
     def wrong(*arguments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,7 +61,7 @@ def test_a_gradient_that_is_off_in_one_chunk_is_not_exact(monkeypatch: pytest.Mo
         dq, dk, dv = right(*arguments)
         return dq, dk, dv * (1 + 1e-6 * (len(calls) == 3))
 
-    monkeypatch.setattr(reversible, "attend_backward", wrong)
+    monkeypatch.setattr(windows, "attend_backward", wrong)
     assert Exactness().check(LASTREC).verdict is Verdict.FAILED
 
 

@@ -1,6 +1,6 @@
 """The gradient of a transformer over sequences far longer than its KV caches.
 
-See `long_context` for how it is used, `accumulator` and `reversible` for how it works, and `transfer` for
+See `long_context` for how it is used, `accumulator` and `windows` for how it works, and `transfer` for
 what moves when.
 """
 

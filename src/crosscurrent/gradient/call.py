@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.checkpoints import CheckpointFormat
 from crosscurrent.gradient.plan import Column, Plan
-from crosscurrent.gradient.reversible import LayerCache, make_cache
+from crosscurrent.gradient.windows import LayerCache, make_cache
 from crosscurrent.kvcache.names import CacheConfig
 from crosscurrent.kvcache.quantize import make_quantizer, round_trip
 from crosscurrent.kvcache.replay_log import ReplayLog

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.plan import Column, Plan, Row
-from crosscurrent.gradient.reversible import LayerCache
+from crosscurrent.gradient.windows import LayerCache
 from crosscurrent.kvcache.names import CacheConfig, PolicyKind
 from crosscurrent.kvcache.policies.h2o import slot_dtype
 from crosscurrent.kvcache.quantize import make_quantizer

@@ -14,9 +14,9 @@ from torch import Tensor
 from crosscurrent.gradient.call import Call
 from crosscurrent.gradient.checkpoints import Layout, record_key
 from crosscurrent.gradient.plan import Column, Row
-from crosscurrent.gradient.reversible import empty_tokens_first, for_keys_and_values, place_
 from crosscurrent.gradient.store import CheckpointStore
 from crosscurrent.gradient.transfer import Lanes, Outgoing, make_outgoing
+from crosscurrent.gradient.windows import empty_tokens_first, pass_column, place_chunk
 from crosscurrent.kvcache.placement import Eviction
 from crosscurrent.kvcache.policies import make_policy
 from crosscurrent.kvcache.replay_log import pack_, unpack
@@ -68,28 +68,39 @@ class ForwardPass:
 
     def _layer(self, layer: int, column: Column, x_BTE: Tensor, *, logged: bool) -> Tensor:
         block = self._call.setup.block(layer)
-        q_BHTD, *kv_BGTD = block.project(x_BTE, column.start)
-        new_NGTD = self._caches[layer].stack(*kv_BGTD)
-        del kv_BGTD
-        attended_BHTD = empty_tokens_first(q_BHTD)
-        for chunk in column.chunks:
-            tokens = slice(chunk.start - column.start, chunk.stop - column.start)
-            eviction = self._policies[layer].place(chunk.length)
-            attended_BHTD[:, :, tokens] = self._chunk(
-                layer, eviction, q_BHTD[:, :, tokens], new_NGTD[:, :, tokens]
-            )
-            if logged:
+        needs_weights = self._policies[layer].needs_weights
+        attend_with = self._attend_by_chunk if needs_weights else self._attend_at_once
+        attended_BHTD, evictions = attend_with(layer, column, *block.project(x_BTE, column.start))
+        if logged:
+            for eviction in evictions:
                 self._call.log.append(layer, eviction)
         return block.finish(x_BTE, attended_BHTD)
 
-    def _chunk(self, layer: int, eviction: Eviction, q_BHCD: Tensor, new_NGCD: Tensor) -> Tensor:
+    def _attend_at_once(
+        self, layer: int, column: Column, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor
+    ) -> tuple[Tensor, list[Eviction]]:
+        """For policies that do not look at attention: all evictions of the column are known beforehand."""
+        evictions = [self._policies[layer].place(chunk.length) for chunk in column.chunks]
+        return pass_column(q_BHTD, k_BGTD, v_BGTD, self._caches[layer], evictions), evictions
+
+    def _attend_by_chunk(
+        self, layer: int, column: Column, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor
+    ) -> tuple[Tensor, list[Eviction]]:
+        """For policies that decide by the attention of the chunks before."""
         cache, policy = self._caches[layer], self._policies[layer]
-        place_(cache, for_keys_and_values(eviction), new_NGCD)
-        keys_BGSD, values_BGSD = cache.keys_values(eviction.filled_after)
-        out_BHCD, lse_BHC = attend(q_BHCD, keys_BGSD, values_BGSD)
-        if policy.needs_weights:
-            policy.observe(eviction, summed_weights(q_BHCD, keys_BGSD, lse_BHC))
-        return out_BHCD
+        new_NGTD = cache.stack(k_BGTD, v_BGTD)
+        attended_BHTD = empty_tokens_first(q_BHTD)
+        evictions = []
+        for chunk in column.chunks:
+            tokens = slice(chunk.start - column.start, chunk.stop - column.start)
+            eviction = policy.place(chunk.length)
+            place_chunk(cache.entries_NGLD, eviction, new_NGTD[:, :, tokens])
+            keys_BGSD, values_BGSD = cache.keys_values(eviction.filled_after)
+            out_BHCD, lse_BHC = attend(q_BHTD[:, :, tokens], keys_BGSD, values_BGSD)
+            policy.observe(eviction, summed_weights(q_BHTD[:, :, tokens], keys_BGSD, lse_BHC))
+            attended_BHTD[:, :, tokens] = out_BHCD
+            evictions.append(eviction)
+        return attended_BHTD, evictions
 
     def _pack_input(self, layout: Layout, x_BTE: Tensor) -> None:
         assert self._out is not None

@@ -13,9 +13,9 @@ group h // R; the scale is 1 / sqrt(D). Any strides will do as long as the last 
 values are read in place from the front of a longer cache. [B, T, H, D] buffers, passed transposed, are
 the fastest for queries, outputs and their gradients.
 
-On CUDA with half precision the kernels are those of FlashAttention-2 (Dao 2023, arXiv:2307.08691) that
-PyTorch ships. Everywhere else they are matrix products, over tiles of queries so that the scores in
-memory stay below a fixed size. The softmax is float32, or float64 for float64 inputs.
+On CUDA with half precision the kernels are those of `fused`. Everywhere else they are matrix products, over
+tiles of queries so that the scores in memory stay below a fixed size. The softmax is float32, or float64 for
+float64 inputs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from crosscurrent.model import fused
 
 # Scores of one tile: 128 MiB in float32. Larger is no faster, smaller makes more and smaller kernels.
 _TILE_ELEMENTS = 1 << 25
@@ -161,8 +163,7 @@ def attention(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
 
 
 def _is_fused(q: Tensor) -> bool:
-    # The fused kernels know head sizes that are multiples of 8, at most 256.
-    return q.is_cuda and q.dtype in _HALF_DTYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    return q.is_cuda and fused.is_fused(q)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -206,38 +207,16 @@ def _square(scores_NMS: Tensor, queries: int) -> Tensor:
     return scores_NMS.view(scores_NMS.shape[0], -1, queries, scores_NMS.shape[-1])[..., -queries:]
 
 
-def _flash_forward(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tensor]:
-    out_BCHD, lse_BHC, *_ = torch.ops.aten._flash_attention_forward(
-        q_BHCD.transpose(1, 2), k_BGSD.transpose(1, 2), v_BGSD.transpose(1, 2),
-        None, None, q_BHCD.shape[2], k_BGSD.shape[2], 0.0, True, False,
-        scale=1.0 / math.sqrt(q_BHCD.shape[-1]),
-    )  # fmt: skip
-    return out_BCHD.transpose(1, 2), lse_BHC
-
-
-def _flash_backward(
-    grad_out_BHCD: Tensor, q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, out_BHCD: Tensor, lse_BHC: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    # The generator's state is only read when there is dropout, and there is none.
-    no_state = torch.empty(0, dtype=torch.uint64, device=q_BHCD.device)
-    swapped = (t.transpose(1, 2) for t in (grad_out_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD))
-    dq, dk, dv = torch.ops.aten._flash_attention_backward(
-        *swapped, lse_BHC, None, None, q_BHCD.shape[2], k_BGSD.shape[2], 0.0, True, no_state, no_state,
-        scale=1.0 / math.sqrt(q_BHCD.shape[-1]),
-    )  # fmt: skip
-    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
-
-
 # The fused kernels are operators with a schema: whoever looks at what is dispatched sees what they read, and
 # the dispatcher decides by where the memory is.
 _library = torch.library.Library("crosscurrent", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _schema, _plain, _fused in (
-    ("attend(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)", _attend, _flash_forward),
+    ("attend(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)", _attend, fused.attend),
     (
         "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse)"
         " -> (Tensor, Tensor, Tensor)",
         _attend_backward,
-        _flash_backward,
+        fused.attend_backward,
     ),
     ("summed_weights(Tensor q, Tensor k, Tensor lse) -> Tensor", _summed_weights, _summed_weights_cuda),
 ):

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from crosscurrent.kvcache.placement import Eviction, GroupedEviction, SharedEviction
 from crosscurrent.kvcache.policies.base import check_room
+from crosscurrent.kvcache.rows import pair_
 
 _INT16_SLOTS = torch.iinfo(torch.int16).max + 1
 
@@ -77,14 +78,13 @@ class H2O:
         num_evicted = before + length - after
         eviction: Eviction
         if num_evicted:
-            dest_BGm = _pair_with_tail(self._lowest(num_evicted), after - length, before)
-            moved = state_KBGL[..., after - length : before].clone()
-            state_KBGL.scatter_(3, dest_BGm.expand(len(state_KBGL), -1, -1, -1), moved)
+            # The state moves along with the entries.
+            slots_BGm = pair_(state_KBGL, self._lowest(num_evicted), after - length)
             eviction = GroupedEviction(
                 filled_before=before,
                 chunk_length=length,
                 cache_length=self._cache_length,
-                slots_BGm=dest_BGm.to(slot_dtype(self._cache_length)),
+                slots_BGm=slots_BGm,
             )
         else:
             eviction = SharedEviction(
@@ -107,7 +107,7 @@ class H2O:
         self._state()[0, ..., : self._filled].add_(weights_BGS)
 
     def _lowest(self, count: int) -> Tensor:
-        """The evicted slots [B, G, m], ascending."""
+        """The evicted slots [B, G, m], in no particular order."""
         state_KBGL = self._state()
         # The first tokens cannot move, so that their slots are their positions: leave them out.
         first = min(self._num_initial, self._filled)
@@ -119,25 +119,9 @@ class H2O:
             if self._grace_period:
                 scores = scores.masked_fill(positions >= self._seen - self._grace_period, math.inf)
         slots = scores.topk(count, dim=-1, largest=False, sorted=False).indices
-        return slots.sort(dim=-1).values.add_(first)
+        return slots.add_(first).to(slot_dtype(self._cache_length))
 
     def _state(self) -> Tensor:
         if self._state_KBGL is None:
             raise RuntimeError("call reset() before place() or observe(): it starts a sequence")
         return self._state_KBGL
-
-
-def _pair_with_tail(evicted_BGm: Tensor, start: int, stop: int) -> Tensor:
-    """`dest` [B, G, m] for the occupied tail start .. stop, from the evicted slots, ascending.
-
-    See Note [Newest at the tail]. Ascending order puts the evicted slots outside of the tail
-    first, and they are as many as there are tail slots that are not evicted: the i-th such slot
-    gets the i-th of them.
-    """
-    tail_m = torch.arange(start, stop, device=evicted_BGm.device)
-    # One slot past the tail collects what lies outside of it.
-    local = (evicted_BGm - start).clamp_(min=-1).remainder_(stop - start + 1)
-    stays = torch.zeros(*evicted_BGm.shape[:2], stop - start + 1, dtype=torch.bool, device=tail_m.device)
-    stays_BGm = stays.scatter_(2, local, True)[..., :-1]
-    rank_BGm = (~stays_BGm).cumsum(-1).sub_(1).clamp_(min=0)
-    return torch.where(stays_BGm, tail_m, evicted_BGm.gather(2, rank_BGm))

@@ -1,0 +1,322 @@
+"""Attention through a bounded cache for a whole column: one autograd function, many chunks a kernel.
+
+Usage, for one layer and one column:
+
+    cache = make_cache((B, G, L, D), dtype=x.dtype, device=x.device, with_gradient=True)
+    out_BHTD = pass_column(q_BHTD, k_BGTD, v_BGTD, cache, evictions)     # no gradient; the cache moves on
+    advance_column(k_BGTD, v_BGTD, cache, evictions)                     # the same without attention
+    out_BHTD = attend_column(q_BHTD, k_BGTD, v_BGTD, cache, evictions)   # known to autograd; see the note
+
+Note [Versions of a cache are lists of rows]
+    Plain autograd would keep every version of the cache: one per chunk. But once the evictions are known, a
+    version is no tensor. Put the cache at the column's left edge and the column's new entries one behind the
+    other in a pool. What a chunk sees is then a list of the pool's rows: a few bytes a slot in place of whole
+    keys and values. The list of the next chunk follows from that of the last by the same moves that the
+    eviction makes in a cache.
+
+    So a column's forward pass is: make the lists, take the rows, attend. Chunks that are equally long and see
+    equally many slots (all of them, once the cache is full) make one batch for the attention kernel, which
+    would leave most of a GPU idle with a single chunk. Its backward pass takes the rows again, and adds the
+    gradients that come back to the rows of the pool's gradient. To that it first adds the gradient of the
+    cache at the column's right edge, through the list of the last chunk. In the end, the front of the pool's
+    gradient is the gradient of the cache at the left edge, which the column to the left starts with, and the
+    rest is that of the new entries. The cache itself is not written: it stays at the left edge.
+
+    Memory for a layer: the cache, the pool (cache and column), the same for gradients, and the rows of one
+    batch of chunks, which `_WINDOW_BYTES` bounds.
+
+Legend: B batch, H query heads, G query groups, T tokens of a column, C tokens of a chunk, n chunks of a
+group, L cache length, S slots that a chunk sees, P rows of a pool, D head size, N = 2 B: the keys of the
+batch, then its values.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crosscurrent.kvcache.placement import Eviction, GroupedEviction
+from crosscurrent.kvcache.rows import add_rows_, place_, take_rows
+from crosscurrent.model.attention import attend, attend_backward
+
+RoundTrip = Callable[[Tensor], Tensor]
+"""What storing entries does to them. The gradient passes straight through."""
+
+_WINDOW_BYTES = 128 << 20
+"""Keys and values of one batch of chunks. Enough for several chunks of any cache that is small on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's cache, and the gradient with respect to its entries where one is needed."""
+
+    entries_NGLD: Tensor
+    grads_NGLD: Tensor | None
+    """Float32 for half precision: thousands of chunks add to the entries that are never evicted."""
+    round_trip: RoundTrip | None
+
+    def keys_values(self, filled: int) -> tuple[Tensor, Tensor]:
+        """The filled slots' keys and values [B, G, S, D], in place."""
+        return _halves(self.entries_NGLD[:, :, :filled])
+
+    def stack(self, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
+        """New entries [2 B, G, T, D], as the cache will hold them."""
+        new_NGTD = torch.cat([k_BGTD, v_BGTD])
+        return new_NGTD if self.round_trip is None else self.round_trip(new_NGTD)
+
+
+def make_cache(
+    shape_BGLD: tuple[int, int, int, int],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    round_trip: RoundTrip | None = None,
+    with_gradient: bool = False,
+) -> LayerCache:
+    """An empty cache for a batch."""
+    B, G, L, D = shape_BGLD
+    # Zeros and not garbage: a slot that was never filled is read by nothing but a whole-buffer copy, and
+    # should not carry NaN into it.
+    entries = torch.zeros(2 * B, G, L, D, dtype=dtype, device=device)
+    wide = torch.promote_types(dtype, torch.float32)
+    grads = torch.zeros(2 * B, G, L, D, dtype=wide, device=device) if with_gradient else None
+    return LayerCache(entries, grads, round_trip)
+
+
+def advance_column(k_BGTD: Tensor, v_BGTD: Tensor, cache: LayerCache, evictions: Sequence[Eviction]) -> None:
+    """Place a column's keys and values, chunk by chunk, without attention."""
+    new_NGTD = cache.stack(k_BGTD, v_BGTD)
+    start = 0
+    for eviction in evictions:
+        stop = start + eviction.chunk_length
+        place_chunk(cache.entries_NGLD, eviction, new_NGTD[:, :, start:stop])
+        start = stop
+
+
+@torch.no_grad()
+def pass_column(
+    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, cache: LayerCache, evictions: Sequence[Eviction]
+) -> Tensor:
+    """Attend with each chunk [B, H, T, D], and leave the cache at the column's right edge."""
+    pool_NGPD = _make_pool(cache, k_BGTD, v_BGTD, evictions)
+    views = _make_views(pool_NGPD, evictions)
+    out_BHTD = empty_tokens_first(q_BHTD)
+    for view in views:
+        view.put(out_BHTD, attend(view.chunks(q_BHTD), *view.take(pool_NGPD))[0])
+    last = views[-1].last()
+    cache.entries_NGLD[:, :, : last.num_slots] = last.rows_of(pool_NGPD)[:, 0]
+    return out_BHTD
+
+
+def attend_column(
+    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, cache: LayerCache, evictions: Sequence[Eviction]
+) -> Tensor:
+    """Attend with each chunk: [B, H, T, D], known to autograd. The cache stays at the column's left edge.
+
+    The cache must be at the left edge, and its gradient be that at the right edge when the backward pass
+    begins; the backward pass turns it into that at the left edge.
+    """
+    out = _ColumnAttention.apply(q_BHTD, k_BGTD, v_BGTD, cache, evictions)  # type: ignore[no-untyped-call]
+    return out  # type: ignore[no-any-return]
+
+
+class _ColumnAttention(torch.autograd.Function):
+    """See Note [Versions of a cache are lists of rows]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BHTD: Tensor,
+        k_BGTD: Tensor,
+        v_BGTD: Tensor,
+        cache: LayerCache,
+        evictions: Sequence[Eviction],
+    ) -> Tensor:
+        pool_NGPD = _make_pool(cache, k_BGTD, v_BGTD, evictions)
+        views = _make_views(pool_NGPD, evictions)
+        out_BHTD = empty_tokens_first(q_BHTD)
+        lses = []
+        for view in views:
+            out, lse = attend(view.chunks(q_BHTD), *view.take(pool_NGPD))
+            view.put(out_BHTD, out)
+            lses.append(lse)
+        ctx.save_for_backward(q_BHTD, out_BHTD, pool_NGPD, *lses)
+        ctx.cache, ctx.views = cache, views
+        return out_BHTD
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out_BHTD: Tensor) -> tuple[Tensor | None, ...]:
+        q_BHTD, out_BHTD, pool_NGPD, *lses = ctx.saved_tensors
+        cache: LayerCache = ctx.cache
+        views: list[_View] = ctx.views
+        assert cache.grads_NGLD is not None, "a cache under autograd has a gradient"
+        grads_NGPD = torch.zeros_like(pool_NGPD, dtype=cache.grads_NGLD.dtype)
+        last = views[-1].last()
+        last.add_(grads_NGPD, cache.grads_NGLD[:, :, : last.num_slots].unsqueeze(1))
+        dq_BHTD = empty_tokens_first(q_BHTD)
+        for view, lse in zip(reversed(views), reversed(lses), strict=True):
+            given = (view.chunks(x) for x in (grad_out_BHTD, q_BHTD))
+            dq, *dkv = attend_backward(*given, *view.take(pool_NGPD), view.chunks(out_BHTD), lse)
+            view.put(dq_BHTD, dq)
+            for half, grad in zip(_halves(grads_NGPD), dkv, strict=True):
+                view.add_(half, view.by_window(grad))
+        filled = pool_NGPD.shape[2] - q_BHTD.shape[2]
+        cache.grads_NGLD[:, :, :filled] = grads_NGPD[:, :, :filled]
+        return dq_BHTD, *_halves(grads_NGPD[:, :, filled:].to(q_BHTD.dtype)), None, None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _View:
+    """What n chunks of one length see of a pool, each as many slots."""
+
+    start: int
+    """The first token, within the column."""
+    num_chunks: int
+    chunk_length: int
+    num_slots: int
+    rows_BnGS: Tensor | None
+    """Rows of the pool; 1 in place of B and G if they are the same for all. None: the pool's first S."""
+
+    def take(self, pool_NGPD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B * n, G, S, D]."""
+        keys, values = _halves(self.rows_of(pool_NGPD))
+        return keys.flatten(0, 1), values.flatten(0, 1)
+
+    def rows_of(self, pool_NGPD: Tensor) -> Tensor:
+        """The rows [N, n, G, S, D]; where nothing was moved yet, the pool itself."""
+        if self.rows_BnGS is None:
+            return pool_NGPD[:, None, :, : self.num_slots]
+        return take_rows(pool_NGPD, self.rows_BnGS)
+
+    def add_(self, grads_NGPD: Tensor, windows_NnGSD: Tensor) -> None:
+        """Add gradients to the rows that they belong to; N may be the keys' or the values' half."""
+        if self.rows_BnGS is None:
+            grads_NGPD[:, :, : self.num_slots].add_(windows_NnGSD[:, 0])
+        else:
+            add_rows_(grads_NGPD, self.rows_BnGS, windows_NnGSD)
+
+    def last(self) -> _View:
+        """The last chunk alone."""
+        rows = None if self.rows_BnGS is None else self.rows_BnGS[:, -1:]
+        return _View(
+            start=self.start + (self.num_chunks - 1) * self.chunk_length,
+            num_chunks=1,
+            chunk_length=self.chunk_length,
+            num_slots=self.num_slots,
+            rows_BnGS=rows,
+        )
+
+    def chunks(self, x_BHTD: Tensor) -> Tensor:
+        """The chunks' tokens as a batch [B * n, H, C, D]: a view where the strides allow it."""
+        return self._split(x_BHTD).flatten(0, 1).transpose(1, 2)
+
+    def put(self, x_BHTD: Tensor, chunks_MHCD: Tensor) -> None:
+        """Write what `chunks` reads."""
+        self._split(x_BHTD).copy_(self.by_window(chunks_MHCD).transpose(2, 3))
+
+    def by_window(self, x: Tensor) -> Tensor:
+        """[B * n, ...] -> [B, n, ...]."""
+        return x.unflatten(0, (-1, self.num_chunks))
+
+    def _split(self, x_BHTD: Tensor) -> Tensor:
+        """[B, n, C, H, D], always a view."""
+        tokens = slice(self.start, self.start + self.num_chunks * self.chunk_length)
+        return x_BHTD[:, :, tokens].transpose(1, 2).unflatten(1, (self.num_chunks, self.chunk_length))
+
+
+def _make_pool(cache: LayerCache, k_BGTD: Tensor, v_BGTD: Tensor, evictions: Sequence[Eviction]) -> Tensor:
+    """The cache's filled slots, then the column's new entries: [N, G, P, D]."""
+    new_NGTD = cache.stack(k_BGTD, v_BGTD)
+    filled = evictions[0].filled_before
+    if filled == 0:
+        return new_NGTD
+    return torch.cat([cache.entries_NGLD[:, :, :filled], new_NGTD], dim=2)
+
+
+def _make_views(pool_NGPD: Tensor, evictions: Sequence[Eviction]) -> list[_View]:
+    """The views of a column's chunks: as few as their shapes and `_WINDOW_BYTES` allow."""
+    slot_bytes = pool_NGPD[:, :, 0].numel() * pool_NGPD.element_size()
+    rows = _Rows(pool_NGPD, evictions)
+    views: list[_View] = []
+    start = 0
+    for (chunk_length, num_slots, has_moved), same in itertools.groupby(evictions, _shape):
+        alike = list(same)
+        most = max(1, _WINDOW_BYTES // (slot_bytes * num_slots)) if has_moved else 1
+        for first in range(0, len(alike), most):
+            members = alike[first : first + most]
+            view = _View(
+                start=start,
+                num_chunks=len(members),
+                chunk_length=chunk_length,
+                num_slots=num_slots,
+                rows_BnGS=rows.after(members) if has_moved else None,
+            )
+            views.append(view)
+            start += chunk_length * len(members)
+    return views
+
+
+def _shape(eviction: Eviction) -> tuple[int, int, bool]:
+    """Chunks with the same can be one batch: their tokens, the slots they see, whether entries moved.
+
+    Once entries have moved the cache is full, so that they move for every later chunk, too.
+    """
+    return eviction.chunk_length, eviction.filled_after, eviction.num_evicted > 0
+
+
+class _Rows:
+    """The pool's row of each slot, as the chunks of a column are placed one after the other."""
+
+    def __init__(self, pool_NGPD: Tensor, evictions: Sequence[Eviction]) -> None:
+        N, G, P, _ = pool_NGPD.shape
+        # Without moves, slot s holds row s; a chunk's new rows are the pool's last, chunk by chunk.
+        own = any(isinstance(eviction, GroupedEviction) for eviction in evictions)
+        shape = (N // 2, G) if own else (1, 1)
+        rows_P = torch.arange(P, dtype=torch.int32, device=pool_NGPD.device)
+        self._rows_BGP1 = rows_P.view(1, 1, P, 1).expand(*shape, P, 1)
+        self._slots_BGL1 = self._rows_BGP1[:, :, : evictions[0].cache_length].clone()
+        # Chunks that fit without moving anything come first, and are not asked for.
+        self._next = P - sum(eviction.chunk_length for eviction in evictions if eviction.num_evicted)
+
+    def after(self, evictions: Sequence[Eviction]) -> Tensor:
+        """The rows of the occupied slots after each of the next chunks: [B, n, G, S]."""
+        B, G = self._slots_BGL1.shape[:2]
+        num_slots = evictions[0].filled_after
+        table = self._slots_BGL1.new_empty(B, len(evictions), G, num_slots)
+        for index, eviction in enumerate(evictions):
+            new = slice(self._next, self._next + eviction.chunk_length)
+            place_chunk(self._slots_BGL1, eviction, self._rows_BGP1[:, :, new])
+            self._next = new.stop
+            table[:, index] = self._slots_BGL1[:, :, :num_slots, 0]
+        return table
+
+
+def place_chunk(buffer_NGLD: Tensor, eviction: Eviction, new_NGCD: Tensor) -> None:
+    """Place one chunk's rows in a cache, or in anything that has a row for each slot."""
+    if isinstance(eviction, GroupedEviction):
+        place_(buffer_NGLD, eviction.slots_BGm, new_NGCD, eviction.tail.start)
+        return
+    if eviction.num_evicted:
+        eviction.move_(buffer_NGLD)
+    buffer_NGLD[:, :, eviction.tail].copy_(new_NGCD)
+
+
+def _halves(kv_NGXD: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values."""
+    batch_size = kv_NGXD.shape[0] // 2
+    return kv_NGXD[:batch_size], kv_NGXD[batch_size:]
+
+
+def empty_tokens_first(like_XYTD: Tensor) -> Tensor:
+    """An uninitialised tensor of this shape that lies in memory as [X, T, Y, D].
+
+    The output projection reads it without a copy, and fused kernels take such strides.
+    """
+    X, Y, T, D = like_XYTD.shape
+    return like_XYTD.new_empty(X, T, Y, D).transpose(1, 2)

@@ -97,22 +97,21 @@ class GradientAccumulator:
         *lower, last = row.layers
         for layer, cache, placed in zip(lower, caches, evictions, strict=False):
             block = self.call.setup.block(layer)
-            x_BTE = block.finish(x_BTE, attend_column(*block.project(x_BTE, column.start), cache, placed))
+            x_BTE = block.finish(x_BTE, pass_column(*block.project(x_BTE, column.start), cache, placed))
         keys_values = self.call.setup.block(last).project_kv(x_BTE, column.start)
         advance_column(*keys_values, caches[-1], evictions[-1])
         self.traffic.release_replay()
         self.traffic.send_caches(caches, row, self.call.plan.columns[column.index + 1], self.scratch)
 
     def _unpack_record(self, row: Row, column: Column, slot: Tensor) -> tuple[Tensor, list[list[Eviction]]]:
-        """A cell's input, and its evictions by layer and chunk, ready for keys and values."""
+        """A cell's input, and its evictions by layer and chunk."""
         fmt = self.call.fmt
         layout = fmt.record(row, column)
         x_BTE = fmt.unpack_input(layout, slot, self.scratch)
         chunks = [chunk.index for chunk in column.chunks]
-        evictions = unpack(self.call.log.cell(row.layers, chunks), layout.views(slot)[-1].long())
-        placed = [for_keys_and_values(eviction) for eviction in evictions]
+        evictions = unpack(self.call.log.cell(row.layers, chunks), layout.views(slot)[-1])
         each = len(chunks)
-        return x_BTE, [placed[i : i + each] for i in range(0, len(placed), each)]
+        return x_BTE, [evictions[i : i + each] for i in range(0, len(evictions), each)]
 
     def _pass_down(self, row: Row, column: Column, bottom_BTE: Tensor) -> None:
         """Send the bottom head gradient out for the row below, or give it to the embedding."""

@@ -22,9 +22,9 @@ from torch import Tensor
 from crosscurrent.gradient.call import Call
 from crosscurrent.gradient.checkpoints import CellKey, head_gradient_key, kv_key, record_key
 from crosscurrent.gradient.plan import Column, Row
-from crosscurrent.gradient.reversible import LayerCache
 from crosscurrent.gradient.store import CheckpointStore
 from crosscurrent.gradient.transfer import Lanes, make_incoming, make_outgoing
+from crosscurrent.gradient.windows import LayerCache
 
 _IN_FLIGHT = 2
 """Pieces of work whose checkpoints are on the device: one is computed with, one comes in."""

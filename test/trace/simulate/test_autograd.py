@@ -240,3 +240,27 @@ def test_gradients_across_devices(two_devices: Simulation) -> None:
     assert weight.grad.device.index == 0
     assert weight.grad.tolist() == [6.0, 6.0, 6.0]
     assert torch.cuda.current_device() == 0
+
+
+class _Two(torch.autograd.Function):
+    """Two results, of which a caller may use one."""
+
+    devices: tuple[str, ...] = ()
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor, other: Tensor) -> Tensor:  # type: ignore[override]
+        _Two.devices = str(one.device), str(other.device)
+        return one * 2 + other * 3
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1", "cpu"])
+def test_missing_gradients_are_zeros_on_the_right_device(two_devices: Simulation, device: str) -> None:
+    leaf = torch.ones(3, device=device, requires_grad=True)
+    _Two.apply(leaf)[0].sum().backward()
+    assert _Two.devices == (device, device)
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [2.0, 2.0, 2.0]

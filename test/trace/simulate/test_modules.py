@@ -226,3 +226,41 @@ def test_packed_sequences() -> None:
     assert padded.is_cuda
     assert lengths.tolist() == [3, 1]
     assert torch.equal(padded[0], batch[0])
+
+
+def test_workers_of_a_data_loader() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(4.0))
+    loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True, num_workers=1)
+    batches = [batch for (batch,) in loader]
+    assert all(batch.is_pinned() for batch in batches)
+    assert [batch.cuda().tolist() for batch in batches] == [[0.0, 1.0], [2.0, 3.0]]
+
+
+def test_compiled_functions_run_as_they_are() -> None:
+    doubled = torch.compile(lambda x: x * 2, fullgraph=True)
+
+    @torch.compile
+    def tripled(x: Tensor) -> Tensor:
+        return x * 3
+
+    tensor = torch.ones(2, device="cuda")
+    assert doubled(tensor).tolist() == [2.0, 2.0]
+    assert tripled(tensor).is_cuda
+
+
+def _scripted(x: Tensor) -> Tensor:
+    return torch.zeros(2) + torch.nn.functional.one_hot(torch.tensor([1]), 2) + x
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_scripts_know_the_replaced_functions() -> None:
+    script = torch.jit.script(_scripted)
+    assert script(torch.ones(2)).tolist() == [[1.0, 2.0]]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_forward_mode_derivatives() -> None:
+    point = torch.full((2,), 3.0, device="cuda")
+    hessian = torch.func.hessian(lambda x: (x**3).sum())(point)
+    assert hessian.is_cuda
+    assert hessian.tolist() == [[18.0, 0.0], [0.0, 18.0]]

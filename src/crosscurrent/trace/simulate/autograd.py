@@ -30,12 +30,15 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from crosscurrent.trace.simulate.patches import Patches
     from crosscurrent.trace.simulate.queues import Queue
     from crosscurrent.trace.simulate.simulation import Simulation
 
 HOST = -1
 _LOG_LIMIT = 1 << 17
 _METADATA = "crosscurrent stream"
+_DEVICE = "_crosscurrent_device"
+_FunctionNode = torch.autograd.function.BackwardCFunction
 
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 current_node: Callable[[], Any] = torch._C._current_autograd_node
@@ -73,6 +76,34 @@ class StreamLog:
     def knows_only(self, queue: Queue) -> bool:
         """Whether no other stream is remembered."""
         return len(self._queues) == 1 and self._queues[0] is queue
+
+
+def patch_functions(simulation: Simulation, patches: Patches) -> None:
+    """Remember the device of each call of an ``autograd.Function`` with several results.
+
+    When no gradient arrives for one of them, the engine makes zeros "where the result was", which it
+    believes to be the CPU.
+    """
+    real = vars(torch.autograd.Function)["apply"].__func__
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        results = real(cls, *args, **kwargs)
+        if type(results) is tuple:
+            for result in results:
+                node: Any = result.grad_fn if isinstance(result, Tensor) else None
+                if isinstance(node, _FunctionNode):
+                    setattr(node, _DEVICE, simulation.memory.device_of(result))
+                    break
+        return results
+
+    patches.set(torch.autograd.Function, "apply", classmethod(apply))
+
+
+def device_of_running_function() -> int | None:
+    """The device of the ``autograd.Function`` whose backward is about to run, if there is one."""
+    node = current_node()
+    device: int | None = getattr(node, _DEVICE, None) if isinstance(node, _FunctionNode) else None
+    return device
 
 
 class Engine:
@@ -121,7 +152,8 @@ class Pass:
         """The sequence number at which the last node, or sum between nodes, was done. An op has its number
         already when it shows that the next node has begun."""
         self._walk([node for node, _ in map(_edge_of, roots)])
-        self._needed = self._find_needed() if self._targets else None
+        known = self._targets and None not in self._targets
+        self._needed = self._find_needed() if known else None
 
     def _walk(self, roots: list[Any]) -> None:
         seen: set[Any] = set()
@@ -311,7 +343,11 @@ class _Running:
 
 def _edge_of(root: Any) -> tuple[Any, int]:
     """The node and output number of a tensor or of a ``GradientEdge``."""
-    if isinstance(root, Tensor):
-        edge = torch.autograd.graph.get_gradient_edge(root) if root.requires_grad else None
-        return (None, 0) if edge is None else (edge.node, edge.output_nr)
-    return root.node, root.output_nr
+    if not isinstance(root, Tensor):
+        return root.node, root.output_nr
+    if root.grad_fn is not None:
+        return root.grad_fn, root.output_nr
+    if not root.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(root):
+        return None, 0  # a leaf of a function transform, inside of which PyTorch cannot tell its node either
+    edge = torch.autograd.graph.get_gradient_edge(root)
+    return edge.node, edge.output_nr

@@ -89,7 +89,7 @@ def _devices(simulation: Simulation) -> dict[str, object]:
         "_cuda_getDevice": lambda: thread.device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange,
-        "_cuda_maybeExchangeDevice": exchange,
+        "_cuda_maybeExchangeDevice": lambda device: exchange(device),  # a function of its own
         "_cuda_synchronize": synchronize,
         "_cuda_sleep": sleep,
         "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,

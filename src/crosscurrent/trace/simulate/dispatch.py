@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from crosscurrent.trace.simulate import plans
 from crosscurrent.trace.simulate.clock import ISSUE, KERNEL
 from crosscurrent.trace.simulate.memory import UNDETERMINED
+from crosscurrent.trace.subclasses import has_own_dispatch
 
 if TYPE_CHECKING:
     from crosscurrent.trace.simulate.autograd import Pass
@@ -43,6 +44,8 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if types and any(has_own_dispatch(kind) for kind in types):
+            return NotImplemented  # a tensor subclass takes its ops apart first
         try:
             plan = self._plans[func]
         except KeyError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.jit import _builtins
 from torch.utils._device import DeviceContext, _device_constructors
 
 from crosscurrent.trace.simulate.tensors import move
@@ -34,9 +36,28 @@ def patch_factories(simulation: Simulation, patches: Patches) -> None:
     for name in sorted(constructors | set(_MORE)):
         real = vars(torch).get(name)
         if real is not None and name not in _FROM_DATA:
-            patches.set(torch, name, _with_number(real))
+            replace_builtin(patches, torch, name, _with_number(real))
     for name in _FROM_DATA:
-        patches.set(torch, name, _from_data(simulation, getattr(torch, name), copies=name == "tensor"))
+        made = _from_data(simulation, getattr(torch, name), copies=name == "tensor")
+        replace_builtin(patches, torch, name, made)
+
+
+def replace_builtin(patches: Patches, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replace a function that TorchScript knows as a builtin, which it tells by identity."""
+    table = _builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    operator = table.get(id(getattr(owner, name)))
+    patches.set(owner, name, function)
+    if operator is not None:
+        patches.enter(_known_to_script(table, function, operator))
+
+
+@contextmanager
+def _known_to_script(table: dict[int, str], function: Callable[..., Any], operator: str) -> Iterator[None]:
+    table[id(function)] = operator
+    try:
+        yield
+    finally:
+        del table[id(function)]
 
 
 def _with_number(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -80,10 +80,9 @@ class Generator(metaclass=_AlsoReal):
     def __new__(cls, device: Any = "cpu") -> Any:
         from crosscurrent.trace.simulate.streams import running
 
-        wanted = running().full_device(device)
-        if wanted is None or wanted.type != "cuda":
-            return _RealGenerator(device="cpu" if wanted is None else wanted)
-        return CudaGenerator(wanted)
+        if not isinstance(device, int) and torch.device(device).type != "cuda":
+            return _RealGenerator(device=device)
+        return CudaGenerator(torch.device("cuda", running().device_index(device)))
 
 
 class RandomNumbers:

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.utils._pytree import tree_leaves
 
 from crosscurrent.trace.simulate.plans import WAITING
-from crosscurrent.trace.simulate.queues import Queue
+from crosscurrent.trace.simulate.queues import BRANCH, Queue
 from crosscurrent.trace.simulate.streams import Event, running
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 _pools = itertools.count(1)
 _branches = itertools.count(1)
-BRANCH = 1 << 32
-"""Stream ids of graph branches start here: no stream of the pool has one that large."""
-
 _NOTHING_TO_DO = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 
 
@@ -67,8 +64,8 @@ class Capture:
     origin: Queue
     steps: list[_Call | _Mark] = field(default_factory=list)
     invalid: bool = False
-    _made: dict[int, Tensor] = field(default_factory=dict)
-    _kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _made: dict[int, UntypedStorage] = field(default_factory=dict)
+    _kept: dict[int, tuple[UntypedStorage, Tensor]] = field(default_factory=dict)
     _known: dict[Queue, dict[Queue, int]] = field(default_factory=dict)
     _events: dict[int, dict[Queue, int]] = field(default_factory=dict)
     _generators: list[Tensor] = field(default_factory=list)
@@ -83,11 +80,11 @@ class Capture:
         for queue in self._known:
             queue.capture = None
         for storage, bytes_before in self._kept.values():
-            _raw_copy(storage, bytes_before)
+            _put_back(storage, bytes_before)
         for generator, state in zip(self.simulation.random.defaults, self._generators, strict=True):
             generator.set_state(state)
-        for tensor in self._made.values():
-            _poison(tensor)
+        for storage in self._made.values():
+            _poison(storage)
         for key in self._events:
             self.simulation.captured_events[key] = self
         self._kept.clear()
@@ -116,7 +113,7 @@ class Capture:
             out = mode.run(func, args, kwargs) if plan is None else plan(mode, func, args, kwargs)
         fresh = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and _key(leaf) not in before]
         for tensor in fresh:
-            self._made[_key(tensor)] = _all_bytes(tensor)
+            self._made[_key(tensor)] = tensor.untyped_storage()
         if fresh or written:
             self.steps.append(_Call(queue, func, plan, args, kwargs, out))
             self._advance(queue)
@@ -168,8 +165,8 @@ class Capture:
     def _keep(self, tensor: Tensor) -> None:
         key = _key(tensor)
         if key not in self._made and key not in self._kept:
-            everything = _all_bytes(tensor)
-            self._kept[key] = everything, everything.clone()
+            storage = tensor.untyped_storage()
+            self._kept[key] = storage, _all_bytes(storage).clone()
 
 
 class GraphMethods:
@@ -336,18 +333,21 @@ def _key(tensor: Tensor) -> int:
     return key
 
 
-def _all_bytes(tensor: Tensor) -> Tensor:
+def _all_bytes(storage: UntypedStorage) -> Tensor:
     with torch._C._DisableTorchDispatch(), torch.no_grad():
-        return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
-def _raw_copy(target: Tensor, source: Tensor) -> None:
+def _put_back(storage: UntypedStorage, before: Tensor) -> None:
+    now = _all_bytes(storage)
     with torch._C._DisableTorchDispatch():
-        target.copy_(source)
+        size = min(now.numel(), before.numel())  # it may have been resized meanwhile
+        now[:size].copy_(before[:size])
 
 
-def _poison(everything: Tensor) -> None:
+def _poison(storage: UntypedStorage) -> None:
     """Fill with bytes that are NaN in every floating-point type."""
+    everything = _all_bytes(storage)
     with torch._C._DisableTorchDispatch():
         everything.fill_(0xFF)
 

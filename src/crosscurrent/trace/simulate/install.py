@@ -11,9 +11,9 @@ import torch
 
 from crosscurrent.trace.simulate import generators, graphs, streams
 from crosscurrent.trace.simulate.autocast import patch_autocast
-from crosscurrent.trace.simulate.autograd import Engine
+from crosscurrent.trace.simulate.autograd import Engine, patch_functions
 from crosscurrent.trace.simulate.bindings import DeviceProperties, cuda_bindings
-from crosscurrent.trace.simulate.factories import patch_factories
+from crosscurrent.trace.simulate.factories import patch_factories, replace_builtin
 from crosscurrent.trace.simulate.refusals import refuse, refuse_the_rest
 from crosscurrent.trace.simulate.storages import storage_methods
 from crosscurrent.trace.simulate.tensors import tensor_methods
@@ -42,6 +42,7 @@ def install(simulation: Simulation, patches: Patches) -> None:
     _install_threads(simulation, patches)
     _install_parsing(simulation, patches)
     patch_autocast(patches)
+    patch_functions(simulation, patches)
     refuse_the_rest(simulation, patches)
 
 
@@ -132,6 +133,7 @@ def _install_parsing(simulation: Simulation, patches: Patches) -> None:
 
     patches.set(torch._C._nn, "_parse_to", parse_to)
     _install_grouping(patches)
+    _install_compile(patches)
     _install_one_hot(patches)
 
 
@@ -146,8 +148,19 @@ def _install_one_hot(patches: Patches) -> None:
         zeros = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
         return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
 
-    patches.set(torch._C._nn, "one_hot", one_hot)
+    replace_builtin(patches, torch._C._nn, "one_hot", one_hot)
     patches.set(torch.nn.functional, "one_hot", one_hot)
+
+
+def _install_compile(patches: Patches) -> None:
+    """Compiled functions run as they are written: a compiler would look for a real GPU."""
+
+    def compile_nothing(model: Any = None, **options: Any) -> Any:
+        return model if model is not None else lambda function: function
+
+    patches.set(torch, "compile", compile_nothing)
+    if "torch._dynamo" in sys.modules:
+        patches.enter(torch.compiler.set_stance("force_eager"))
 
 
 def _install_grouping(patches: Patches) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 _ABSENT = object()
@@ -16,6 +17,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, object]] = []
+        self._contexts = ExitStack()
 
     def set(self, owner: Any, name: str, value: object) -> None:
         """Replace ``owner.name``."""
@@ -27,8 +29,13 @@ class Patches:
         for name, value in values.items():
             self.set(owner, name, value)
 
+    def enter(self, context: AbstractContextManager[Any]) -> None:
+        """Enter a context, to be left when everything is restored."""
+        self._contexts.enter_context(context)
+
     def restore(self) -> None:
         """Undo every replacement, the latest first."""
+        self._contexts.close()
         while self._undo:
             owner, name, value = self._undo.pop()
             if value is _ABSENT:

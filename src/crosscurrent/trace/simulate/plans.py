@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from crosscurrent.trace.simulate.autograd import device_of_running_function
 from crosscurrent.trace.simulate.clock import COPY_BYTES_PER_NANOSECOND, KERNEL
 from crosscurrent.trace.simulate.generators import check_on_host
 from crosscurrent.trace.simulate.kernels import KERNELS
@@ -270,7 +271,7 @@ def _factory(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any, *, seed
     elif by_user or wanted.type != "cpu":
         place = HOST
     else:
-        place = here if here != HOST else UNDETERMINED
+        place = here if here != HOST else _place_of_helper()
     pinned = by_user and kwargs["pin_memory"]
     actual = shown = kwargs
     if pinned:
@@ -290,6 +291,12 @@ def _factory(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any, *, seed
     if seeded:
         check_on_host(kwargs)
     return mode.run_on(place, func, args, actual, shown)
+
+
+def _place_of_helper() -> int:
+    """Where C++ code wants something that it makes from nothing."""
+    device = device_of_running_function()
+    return UNDETERMINED if device is None else device
 
 
 def _pinned_factory(mode: SimulatedDispatch, func: Any, args: Any, actual: Any, shown: Any) -> Any:

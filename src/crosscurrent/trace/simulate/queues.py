@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 POOL_SIZE = 32
 """Queues per device and priority. The 33rd stream shares its queue with the first."""
 
+BRANCH = 1 << 32
+"""Stream ids of graph branches start here: no stream of the pool has one that large."""
+
 HIGHEST_PRIORITY = -3
 """Priorities run from 0, the lowest, down to this one."""
 

@@ -21,7 +21,7 @@ from crosscurrent.trace.simulate.generators import RandomNumbers
 from crosscurrent.trace.simulate.install import install
 from crosscurrent.trace.simulate.memory import DEFAULT_CAPACITY, PINNED, UNDETERMINED, Memory
 from crosscurrent.trace.simulate.patches import Patches
-from crosscurrent.trace.simulate.queues import Queue, Queues
+from crosscurrent.trace.simulate.queues import BRANCH, Queue, Queues
 from crosscurrent.trace.simulate.streams import Event, query_cost
 from crosscurrent.trace.simulate.taps import Taps
 
@@ -75,6 +75,8 @@ class Environment:
 
     def stream_name(self, device: int, stream: int) -> str:
         """A name for people: ``cuda:0 default``, ``cuda:0 stream 33``."""
+        if stream >= BRANCH:
+            return f"cuda:{device} graph branch {stream - BRANCH}"
         return f"cuda:{device} {f'stream {stream}' if stream else 'default'}"
 
 

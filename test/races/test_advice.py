@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from race_oracle import Oracle, Pair
 from race_programs import (
+    EXTRA,
     FETCH,
     HOST,
     MAIN,
@@ -201,3 +202,62 @@ def test_what_raced_already_is_not_credited_to_an_edge() -> None:
     steps = [write(MAIN, "x"), read(STORE, "x"), write(MAIN, "y"), edge(MAIN, FETCH), op(FETCH, reads=["y"])]
     (only,) = advice(steps)
     assert [lines(finding) for finding in only.protects] == [("read-after-write", 2, 4)]
+
+
+def test_an_event_that_passes_the_order_on_keeps_an_edge_necessary() -> None:
+    """The clocks agree again after the second edge; the event recorded before that is what differs."""
+    steps = [
+        write(MAIN, "x"),
+        edge(MAIN, FETCH),
+        record(FETCH, "passed on"),
+        edge(MAIN, FETCH),
+        wait(STORE, "passed on"),
+        read(STORE, "x"),
+    ]
+    first, second, passed_on = advice(steps)
+    assert [lines(finding) for finding in first.protects] == [("read-after-write", 0, 5)]
+    assert second.verdict is Verdict.REDUNDANT
+    assert passed_on.verdict is Verdict.NECESSARY
+
+
+def test_what_record_stream_covers_keeps_an_edge_necessary() -> None:
+    """The clocks agree again after the second edge; what the pool holds back is what differs."""
+    steps = [
+        alloc(MAIN, "x"),
+        write(MAIN, "x"),
+        edge(MAIN, STORE),
+        read(STORE, "x"),
+        edge(STORE, FETCH),
+        use_stream("x", FETCH),
+        free("x"),
+        edge(STORE, FETCH),
+        edge(FETCH, EXTRA),
+        alloc(MAIN, "y"),
+        write(MAIN, "y"),
+    ]
+    by_line = {each.site.line: each for each in advice(steps)}
+    assert [lines(finding) for finding in by_line[4].protects] == [("reuse", 3, 10)]
+    assert by_line[7].verdict is Verdict.REDUNDANT
+
+
+def test_an_edge_after_a_race_is_still_credited_with_what_it_protects() -> None:
+    steps = [
+        alloc(MAIN, "x"),
+        read(STORE, "x"),
+        free("x"),
+        alloc(MAIN, "racy"),
+        write(MAIN, "racy"),
+        edge(STORE, MAIN),
+        alloc(MAIN, "fine"),
+        write(MAIN, "fine"),
+    ]
+    (only,) = advice(steps)
+    assert [lines(finding) for finding in only.protects] == [("reuse", 1, 7)]
+
+
+def test_advice_prints_what_it_holds() -> None:
+    (only,) = advice([write(MAIN, "x"), sync_lanes(MAIN), read(FETCH, "x")])
+    text = str(only)
+    assert text.startswith("necessary: synchronize at /program/train.py:1")
+    assert "protects read-after-write" in text
+    assert "instead:" in text

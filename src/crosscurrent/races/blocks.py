@@ -64,14 +64,12 @@ class History:
         """Whether all of it is over once the lane's epoch ``known`` is."""
         return self.last_write[0] <= known and self.last_read[0] <= known
 
-    def thin(self, access: Access, known: int) -> None:
-        """Forget the accesses up to epoch ``known`` that ``access``, ordered after them, covers."""
-        cover = access.region
-        for entries in (self.writes, self.reads) if access.write else (self.reads,):
+    def thin(self, write: Access, known: int) -> None:
+        """Forget the accesses up to epoch ``known`` that ``write``, ordered after them, covers."""
+        cover = write.region
+        for entries in (self.writes, self.reads):
             covered = [
-                region
-                for region, entry in entries.items()
-                if entry[0] <= known and entry[2] is not access and contains(cover, region)
+                region for region, entry in entries.items() if entry[0] <= known and contains(cover, region)
             ]
             for region in covered:
                 del entries[region]

@@ -111,7 +111,11 @@ _WAITS = {
     "unique_consecutive": "data-dependent shape",
     "unique_dim_consecutive": "data-dependent shape",
     "bincount": "data-dependent shape",
+    "cholesky": "item",
     "linalg_eig": "item",
+    "linalg_lstsq": "item",
+    "_linalg_eigh": "item",
+    "_linalg_svd": "item",
     "_linalg_eigvals": "item",
 }
 # The host waits or not, depending on the arguments.

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from crosscurrent.trace.access import Kind, signature
 from crosscurrent.trace.cuda_patches import Patches, install
 from crosscurrent.trace.records import MemoryKind
+from crosscurrent.trace.subclasses import has_own_dispatch
 from crosscurrent.trace.tracer import Tracer
 
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
@@ -42,7 +43,7 @@ class CudaEnvironment:
 
     def classify(self, tensor: Tensor) -> tuple[MemoryKind, int] | None:
         """Device memory, pinned memory, or None. Fake tensors and wrappers have no memory of their own."""
-        if type(tensor) not in _PLAIN_TENSORS and _has_own_dispatch(type(tensor)):
+        if type(tensor) not in _PLAIN_TENSORS and has_own_dispatch(type(tensor)):
             return None
         if tensor.is_cuda:
             return MemoryKind.DEVICE, tensor.get_device()
@@ -99,7 +100,7 @@ class CudaDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if types and any(_has_own_dispatch(kind) for kind in types):
+        if types and any(has_own_dispatch(kind) for kind in types):
             return NotImplemented  # a tensor subclass takes its ops apart first
         if kwargs is None:
             kwargs = {}
@@ -253,16 +254,6 @@ class CudaSource:
     def _device_synchronized(self) -> None:
         if self.tracer is not None:
             self.report(self.tracer.device_synchronized, self.environment.current_device())
-
-
-def _has_own_dispatch(kind: type) -> bool:
-    handler = getattr(kind, "__torch_dispatch__", None)
-    return (
-        kind is not Tensor
-        and handler is not None
-        and handler is not torch._C._disabled_torch_dispatch_impl
-        and handler is not getattr(Tensor, "__torch_dispatch__", None)
-    )
 
 
 def _is_composite(func: Any) -> bool:

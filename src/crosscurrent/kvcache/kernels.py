@@ -13,8 +13,8 @@ from torch import Tensor
 _BLOCK_ROWS = 32
 
 
-@triton.jit
-def _take_rows_kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def _take_rows_kernel(  # type: ignore[no-untyped-def]
     pool, rows, out,
     pool_n, pool_g, pool_p,
     rows_b, rows_j, rows_g,
@@ -36,8 +36,8 @@ def _take_rows_kernel(
     tl.store(target, values, mask=mask)
 
 
-@triton.jit
-def _add_rows_kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_rows_kernel(  # type: ignore[no-untyped-def]
     grads, inverse, windows,
     grads_n, grads_g, grads_p,
     inverse_b, inverse_j, inverse_g,
@@ -60,7 +60,7 @@ def _add_rows_kernel(
         base = inverse + n % num_batch * inverse_b + j * inverse_j + group * inverse_g
         slot = tl.load(base + rows, mask=valid, other=-1)
         source = (
-            windows + n.to(tl.int64) * windows_n + j.to(tl.int64) * windows_j + group.to(tl.int64) * windows_g
+            windows + n.to(tl.int64) * windows_n + j.to(tl.int64) * windows_j + group.to(tl.int64) * windows_g  # type: ignore[attr-defined]
         )
         source = source + slot[:, None].to(tl.int64) * windows_s + columns[None, :]
         share = tl.load(source, mask=(slot >= 0)[:, None] & in_head, other=0)
@@ -68,8 +68,8 @@ def _add_rows_kernel(
     tl.store(target, total, mask=valid[:, None] & in_head)
 
 
-@triton.jit
-def _place_kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def _place_kernel(  # type: ignore[no-untyped-def]
     cache, slots, new,
     cache_n, cache_g, cache_l,
     slots_b, slots_g,
@@ -94,8 +94,8 @@ def _place_kernel(
     tl.store(tail, fresh, mask=(i < num_new)[:, None] & in_head)
 
 
-@triton.jit
-def _pair_kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def _pair_kernel(  # type: ignore[no-untyped-def]
     state, evicted, slots, outside, stays,
     state_k, state_bg, num_state, num_moved, start,
     BLOCK: tl.constexpr,

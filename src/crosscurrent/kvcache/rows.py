@@ -22,11 +22,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_library = torch.library.Library("crosscurrent", "FRAGMENT")
-_library.define("take_rows(Tensor pool, Tensor rows) -> Tensor")
-_library.define("add_rows_(Tensor(a!) grads, Tensor rows, Tensor windows) -> ()")
-_library.define("place_(Tensor(a!) cache, Tensor slots, Tensor new, int start) -> ()")
-_library.define("pair_(Tensor(a!) state, Tensor evicted, int start) -> Tensor")
+_library = torch.library.Library("crosscurrent", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("take_rows(Tensor pool, Tensor rows) -> Tensor")  # type: ignore[no-untyped-call]
+_library.define("add_rows_(Tensor(a!) grads, Tensor rows, Tensor windows) -> ()")  # type: ignore[no-untyped-call]
+_library.define("place_(Tensor(a!) cache, Tensor slots, Tensor new, int start) -> ()")  # type: ignore[no-untyped-call]
+_library.define("pair_(Tensor(a!) state, Tensor evicted, int start) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 def take_rows(pool_NGPD: Tensor, rows_BnGS: Tensor) -> Tensor:
@@ -125,5 +125,5 @@ for _name, _plain in {
     "place_": _place_cpu_,
     "pair_": _pair_cpu_,
 }.items():
-    _library.impl(_name, _plain, "CPU")
-    _library.impl(_name, _on_cuda(_name), "CUDA")
+    _library.impl(_name, _plain, "CPU")  # type: ignore[no-untyped-call]
+    _library.impl(_name, _on_cuda(_name), "CUDA")  # type: ignore[no-untyped-call]

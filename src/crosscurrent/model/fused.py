@@ -70,8 +70,8 @@ def _prefers_cudnn(q_BHCD: Tensor, k_BGSD: Tensor) -> bool:
     return (
         min(lengths) >= _CUDNN_MIN_LENGTH
         and q_BHCD.shape[-1] <= 128
-        and torch.backends.cuda.cudnn_sdp_enabled()
-        and torch.backends.cudnn.is_available()
+        and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+        and torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
         and torch.cuda.get_device_capability(q_BHCD.device) >= (9, 0)
         and not torch.are_deterministic_algorithms_enabled()
     )

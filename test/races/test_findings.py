@@ -98,6 +98,8 @@ def test_a_loop_over_streams_that_lacks_its_edge_is_one_finding() -> None:
     assert {finding.first.lane, *(pair.first.lane for pair in finding.also)} == {
         NAMES[lane] for lane in (FETCH, STORE, EXTRA)
     }
+    # The fix is told for the headline's lanes; the others lack the same in the same lines.
+    assert f"event.record({finding.first.lane})" in finding.fix
 
 
 def test_two_ops_that_conflict_in_every_way_are_one_finding() -> None:

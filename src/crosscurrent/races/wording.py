@@ -60,7 +60,14 @@ def fix_for(group: Sequence[Cause], info: TraceInfo) -> str:
     head = group[0]
     if head.kind is RaceKind.REUSE:
         return _reuse_fix(head, info)
-    last = max((cause for cause in group), key=lambda cause: cause.first.index)
+    # Causes on other lanes lack the same in the same lines; the words are for the headline's lanes.
+    repaired = [
+        cause
+        for cause in group
+        if (cause.first_lane, cause.second_lane) == (head.first_lane, head.second_lane)
+        and cause.first.index < head.second.index
+    ]
+    last = max(repaired, key=lambda cause: cause.first.index)
     first, second = lane_of(head.first_lane, info).name, lane_of(head.second_lane, info).name
     before = f"before {head.second.name} at {_at(head.second.site, info)}"
     ready = head.context.ready

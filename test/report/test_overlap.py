@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from crosscurrent.report.costs import Direction
@@ -198,3 +200,25 @@ def test_makespans_are_told() -> None:
     text = " ".join(analyse(timeline).sentences)
     assert "would allow 320 ns" in text
     assert "In the way stands `wait_event`" in text
+
+
+def test_the_document_holds_it_all() -> None:
+    program, waits = prefetch(num_slots=1)
+    activities = [copy(0, 30), kernel(20, 400), copy(390, 410, OUT, site=STORE)]
+    blocked = [Blocked(0, 10, "item", None)]
+    found = analyse(Timeline(activities=activities, blocked=blocked, program=program, waits=waits))
+    document = json.loads(json.dumps(found.to_json()))
+    assert (document["transfer"], document["hidden"], document["exposed"]) == (50, 20, 30)
+    assert document["hidden_share"] == 0.4
+    assert document["by_site"][0] == {
+        "name": "train.py:10",
+        "copies": 1,
+        "bytes": 30,
+        "time": 30,
+        "hidden": 10,
+        "exposed": 20,
+    }
+    assert document["blocked_by"][0]["file"] is None
+    assert document["bounds"]["edges"] == 320
+    assert document["bounds"]["obstacles"][0]["line"] == STORE.line
+    assert document["sentences"] == list(found.sentences)

@@ -111,3 +111,11 @@ def test_overlap_is_shown(ordered: Any) -> None:
 def test_a_failure_of_another_kind_is_no_race(ordered: Any) -> None:
     report = replace(ordered.report(), verdict=Verdict.FAILED, summary="1 layer failed.")
     assert plain_text(report).endswith("failed in train.py --steps 2 (simulated CUDA)\n1 layer failed.\n")
+
+
+def test_sentences_are_filled_with_a_hanging_indent(racy: Any) -> None:
+    lines = finding_text(racy.report().findings[0], width=60).plain.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("  missing  "))
+    assert lines[start + 1].startswith(" " * 11)
+    paths = [line for line in lines[start:] if "/" in line]
+    assert all(len(line) <= 60 for line in lines[start:] if line not in paths), "only a long path sticks out"

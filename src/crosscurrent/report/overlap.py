@@ -28,6 +28,7 @@ from typing import NamedTuple
 from crosscurrent.report.costs import Direction
 from crosscurrent.report.intervals import Span, common, length, united, without
 from crosscurrent.report.makespan import Step, Stop, Work, play
+from crosscurrent.report.overlap_json import as_json
 from crosscurrent.report.overlap_text import definitions, sentences, tables
 from crosscurrent.report.source import place_of
 from crosscurrent.trace.records import HOST, Site
@@ -173,6 +174,10 @@ class Overlap:
     def definitions(self) -> str:
         """What the words mean."""
         return definitions()
+
+    def to_json(self) -> dict[str, object]:
+        """All of it as plain lists, dictionaries, strings and numbers; see ``overlap_json.as_json``."""
+        return as_json(self)
 
     def tables(self) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
         """Title, columns and rows of each table."""

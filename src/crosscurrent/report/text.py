@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -27,11 +28,18 @@ MOST_PAIRS = 5
 """Further pairs listed for one finding; the page lists more."""
 
 
+INDENT = 11
+_SENTENCES = frozenset({"missing", "fix", "note", "also"})
+"""What is filled like prose. Witness values and schedules stay as they are."""
+
+
 def show(report: Report, console: Console) -> None:
     """Print everything that the report says, the verdict last: it is what stays on the screen."""
     plain = is_plain(console)
     for number, finding in enumerate(report.findings, start=1):
-        _print(console, finding_text(finding, number=number, total=len(report.findings)), plain=plain)
+        width = None if plain else console.width
+        text = finding_text(finding, number=number, total=len(report.findings), width=width)
+        _print(console, text, plain=plain)
         _print(console, Text(), plain=plain)
     for section in report.sections:
         _table(console, section.title, section.columns, section.rows)
@@ -81,8 +89,8 @@ def is_plain(console: Console) -> bool:
     return not console.is_terminal or bool(os.environ.get("NO_COLOR"))
 
 
-def finding_text(finding: Finding, *, number: int = 1, total: int = 1) -> Text:
-    """One finding, with the source of both call sites."""
+def finding_text(finding: Finding, *, number: int = 1, total: int = 1, width: int | None = None) -> Text:
+    """One finding, with the source of both call sites; its sentences fill lines of ``width``, if given."""
     text = Text()
     count = "" if total == 1 else f"{number} of {total}: "
     text.append(f"race {count}{title(finding)}", "bold red")
@@ -95,23 +103,29 @@ def finding_text(finding: Finding, *, number: int = 1, total: int = 1) -> Text:
     if finding.freed_at is not None:
         text.append("\n  freed    ", "bold")
         text.append(f"{_place(finding.freed_at)}\n")
-        _source(text, finding.freed_at)
+        if finding.freed_at not in (finding.first.site, finding.second.site):
+            _source(text, finding.freed_at)
     text.append("\n")
-    _line(text, "missing", readable(finding.missing))
-    _line(text, "fix", readable(finding.fix), "green")
-    for note in finding.notes:
-        _line(text, "note", readable(note))
-    for pair in finding.also[:MOST_PAIRS]:
-        times = "" if pair.count == 1 else f" ({pair.count:,} times)"
-        _line(text, "also", readable(f"{pair.kind.value}: {pair.first}; {pair.second}{times}"))
-    if len(finding.also) > MOST_PAIRS:
-        _line(text, "also", f"{len(finding.also) - MOST_PAIRS:,} more pairs that the same edge would order")
-    if finding.witness is not None:
-        _line(text, "witness", finding.witness)
-    if finding.schedule is not None:
-        _line(text, "schedule", finding.schedule)
+    for label, words in _explained(finding):
+        _line(text, label, words, width)
     text.rstrip()
     return text
+
+
+def _explained(finding: Finding) -> Iterator[tuple[str, str]]:
+    yield "missing", readable(finding.missing)
+    yield "fix", readable(finding.fix)
+    for note in finding.notes:
+        yield "note", readable(note)
+    for pair in finding.also[:MOST_PAIRS]:
+        times = "" if pair.count == 1 else f" ({pair.count:,} times)"
+        yield "also", readable(f"{pair.kind.value}: {pair.first}; {pair.second}{times}")
+    if len(finding.also) > MOST_PAIRS:
+        yield "also", f"{len(finding.also) - MOST_PAIRS:,} more pairs that the same edge would order"
+    if finding.witness is not None:
+        yield "witness", finding.witness
+    if finding.schedule is not None:
+        yield "schedule", finding.schedule
 
 
 def _side(text: Text, label: str, side: RacingAccess) -> None:
@@ -131,12 +145,13 @@ def _source(text: Text, site: Site) -> None:
         text.append(f"{row}\n", "bold red" if line.called else "dim")
 
 
-def _line(text: Text, label: str, words: str, style: str = "") -> None:
-    first, *rest = words.splitlines() or [""]
-    text.append(f"  {label:<9}", "bold")
-    text.append(f"{first}\n", style)
-    for more in rest:
-        text.append(f"  {'':<9}{more}\n", style)
+def _line(text: Text, label: str, words: str, width: int | None) -> None:
+    lines = words.splitlines() or [""]
+    if width is not None and label in _SENTENCES:
+        room = max(20, width - INDENT)
+        lines = textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False)
+    text.append(f"  {label:<{INDENT - 2}}", "bold")
+    text.append(f"\n{' ' * INDENT}".join(lines) + "\n", "green" if label == "fix" else "")
 
 
 def _advice(report: Report, console: Console) -> None:

@@ -208,8 +208,8 @@ def _row(record: Record, finding: Finding, info: TraceInfo) -> _Row:
     match record:
         case Op(lane=lane, name=name):
             return _Row(record, lane, short_op(name), where)
-        case RecordEvent(lane=lane, via=via):
-            return _Row(record, lane, "record" if via == "record" else via, where, "sync")
+        case RecordEvent(lane=lane):
+            return _Row(record, lane, "record", where, "sync")
         case WaitEvent(lane=lane, via=via):
             return _Row(record, lane, via, where, "sync")
         case HostWait(kind=kind):

@@ -25,6 +25,8 @@ from crosscurrent.suite.layer import Outcome
 from crosscurrent.suite.scenario import Scenario
 
 FLAG = "async_cpu_transfer"
+STAGED_IDS = 2 * 8 * BATCH_SIZE * max(LENGTHS)
+"""Bytes of pinned memory beside checkpoints: ids and targets, 8 bytes each, on their way to the device."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Contracts:
         first = {block: size for block, size in _pinned_blocks().items() if block not in before}
         measure(model, longest_first)
         again = {block: size for block, size in _pinned_blocks().items() if block not in before}
-        if sum(first.values()) != budget.total:
+        if not 0 <= sum(first.values()) - budget.total <= STAGED_IDS:
             return Outcome.failed(f"{sum(first.values())} bytes are pinned, the budget says {budget.total}")
         if first != again:
             return Outcome.failed(

@@ -5,8 +5,8 @@ Note [What a cell needs]
     the left edges that need one. Its last layer computes keys and values, no attention and no MLP. A cell
     then needs its input, the evictions of its layers, the gradient at its top, the caches at its left
     edge, and the gradient of the caches at its right edge, which the cell to the right left on the device
-    (Note [Reversible cache]). It adds to the gradients of the parameters, and yields the gradient at its
-    bottom, and that of the caches at its left edge.
+    (Note [Versions of a cache are lists of rows]). It adds to the gradients of the parameters, and yields
+    the gradient at its bottom, and that of the caches at its left edge.
 
 Legend: B batch, T tokens of a column, E hidden size.
 """

@@ -15,6 +15,7 @@ from crosscurrent.schedules.program import Program
 from crosscurrent.schedules.recording import keep_values
 from crosscurrent.schedules.replay import Replayer
 from crosscurrent.schedules.storage import load, save
+from crosscurrent.schedules.witness import prove
 from crosscurrent.trace.records import Op
 
 Body = Callable[[], dict[str, Tensor]]
@@ -293,3 +294,26 @@ def test_a_watch_that_keeps_no_trace_is_refused() -> None:
         pytest.raises(crosscurrent.WrongUseError, match="trace=True"),
     ):
         keep_values(seen)
+
+
+@pytest.mark.gpu
+def test_program_order_gives_the_bits_of_a_real_gpu() -> None:
+    def body() -> dict[str, Tensor]:
+        stream, host = torch.cuda.Stream(), torch.zeros(64, pin_memory=True)
+        x = torch.rand(64, device="cuda")
+        y = torch.nn.functional.dropout(x, 0.5) @ rand(64, 8)
+        with torch.cuda.stream(stream):
+            host.copy_(x, non_blocking=True)  # a race: it has to be found although values are kept
+        torch.cuda.synchronize()
+        return {"y": y, "host": host, "sum": y.sum()}
+
+    with crosscurrent.watch(trace=True) as seen, keep_values(seen) as keeper:
+        keeper.name(body())
+    assert [finding.first.op for finding in seen.findings] == ["aten.rand.default"]
+    program = keeper.program()
+    assert program.device == "cuda"
+    replayer = Replayer(program)
+    assert replayer.unfaithful() == ()
+    (finding,) = prove(program, seen.findings)
+    assert finding.witness is not None
+    assert "host: 64 of 64 elements changed" in finding.witness

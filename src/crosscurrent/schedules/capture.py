@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from crosscurrent.schedules.compiled import flat, same_values
 from crosscurrent.schedules.program import View
 from crosscurrent.trace.access import Signature, Use
+from crosscurrent.trace.recorder import Recorder
 
 __all__ = [
     "Before",
@@ -57,11 +58,18 @@ class Before:
 
 
 class quiet:  # noqa: N801 (used like a function)
-    """A context out of reach of autograd, and of whoever watches or simulates around us."""
+    """A context out of reach of autograd, of whoever simulates around us, and of the tracer itself.
 
-    __slots__ = ("_grad", "_modes")
+    On a real GPU copies to the host wait for it, and these waits are no part of the program.
+    """
+
+    __slots__ = ("_grad", "_modes", "_muted", "_tracer")
+
+    def __init__(self, tracer: Recorder) -> None:
+        self._tracer = tracer
 
     def __enter__(self) -> None:
+        self._muted, self._tracer.muted = self._tracer.muted, True
         self._modes: Any = None
         if torch._C._len_torch_dispatch_stack():
             self._modes = _disable_current_modes()
@@ -70,6 +78,7 @@ class quiet:  # noqa: N801 (used like a function)
         torch._C._set_grad_enabled(False)
 
     def __exit__(self, *error: object) -> None:
+        self._tracer.muted = self._muted
         torch._C._set_grad_enabled(self._grad)
         if self._modes is not None:
             self._modes.__exit__(*error)

@@ -103,7 +103,7 @@ class Keeper:
         """
         if not self._open:
             raise WrongUseError("name the final values inside of 'with keep_values(...) as keeper:'")
-        with self._lock, quiet():
+        with self._lock, quiet(self._tracer):
             self._settle_all()
             for name, tensor in values.items():
                 block = self._tracer.block_of(tensor)
@@ -133,7 +133,7 @@ class Keeper:
         sign = self._signature(func)
         if sign.kind is Kind.NOTHING:
             return
-        with self._lock, quiet():
+        with self._lock, quiet(self._tracer):
             self._tracer.begin()
             before = Before(random=capture.random_state(func))
             for tensor in capture.tensors_in((args, kwargs)):
@@ -156,7 +156,7 @@ class Keeper:
         if sign.kind is Kind.NOTHING:
             return
         ops = [record for record in records if isinstance(record, Op) and record.accesses]
-        with self._lock, quiet():
+        with self._lock, quiet(self._tracer):
             before = getattr(self._before, "call", None)
             self._before.call = None
             if before is None:  # a higher-order op: it only reads its arguments, so that it is not too late
@@ -286,7 +286,7 @@ class Keeper:
     def _feed(self, record: Record) -> None:
         """The next record: of interest are operations that no call made."""
         if self._open and isinstance(record, Op) and record.accesses and not self._tracer.in_call:
-            with self._lock, quiet():
+            with self._lock, quiet(self._tracer):
                 self._orphan(record)
 
     def _orphan(self, op: Op) -> None:
@@ -350,7 +350,7 @@ class Keeper:
         return tuple(wrote)
 
     def _settle_all(self) -> None:
-        with self._lock, quiet():
+        with self._lock, quiet(self._tracer):
             for block in list(self._pending):
                 if self._storage(block) is not None:
                     self._settle(block)

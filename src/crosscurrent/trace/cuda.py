@@ -211,6 +211,8 @@ class CudaSource:
 
     def report(self, tap: Callable[..., None], *args: Any) -> None:
         """Pass something on, now or (inside of an op) once it is known what it belongs to."""
+        if self.tracer is not None and self.tracer.muted:
+            return
         held = self._local.held
         if held is None:
             tap(*args)

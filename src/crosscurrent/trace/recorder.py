@@ -110,6 +110,8 @@ class Recorder:
         """The call site of the call that is being turned into records."""
         self.in_call = False
         """Whether records come from a call that observers are told of."""
+        self.muted = False
+        """Whether synchronization is an observer's own, which copies values, and no part of the program."""
 
     def close(self) -> None:
         """The watch is over: report the last frees, and follow nothing any more."""

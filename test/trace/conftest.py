@@ -93,11 +93,15 @@ class _DrivenSource(CudaSource):
 def run_by_callbacks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., crosscurrent.Watch]:
     """Run a program under the taps for a real GPU; gives the watch."""
 
-    def run(program: Callable[..., Any], *args: Any) -> crosscurrent.Watch:
+    def run(
+        program: Callable[..., Any], *args: Any, entered: Callable[[crosscurrent.Watch], None] | None = None
+    ) -> crosscurrent.Watch:
         with crosscurrent.simulate() as simulation:
             source = _DrivenSource(simulation)
             monkeypatch.setattr("crosscurrent.races.watch._source", lambda: (source, source.environment))
             with crosscurrent.watch(trace=True) as watch:
+                if entered is not None:
+                    entered(watch)
                 program(*args)
         return watch
 

@@ -156,6 +156,23 @@ def test_thread_that_outlives_the_watch_is_not_followed(run_by_callbacks: Any) -
     assert len(watch.records) == num
 
 
+def test_backward_is_told_to_work_that_no_user_code_called(run_by_callbacks: Any) -> None:
+    """Autograd runs device work on threads of its own: it belongs to the line that waits for it."""
+    sites: list[list[int]] = []
+
+    def program() -> None:
+        x = torch.ones(4, device="cuda", requires_grad=True)
+        y = x * 2
+        y.register_hook(lambda grad: sites.append(list(watches[-1].tracer.sites.waiting)))
+        y.sum().backward()
+
+    watches: list[crosscurrent.Watch] = []
+    run_by_callbacks(program, entered=watches.append)
+    ((site,),) = sites
+    assert watches[0].info.sites[site].line == program.__code__.co_firstlineno + 4
+    assert watches[0].tracer.sites.waiting == []
+
+
 def graph_program(wait: bool) -> None:
     x = torch.zeros(4, device="cuda")
     side = torch.cuda.Stream()

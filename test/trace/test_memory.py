@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import itertools
 from typing import Any
@@ -244,3 +245,16 @@ def test_second_pinned_buffer_of_a_size_comes_from_the_cache(run: Any) -> None:
 
     assert allocations(wait=True) == 1
     assert allocations(wait=False) == 2
+
+
+def test_storage_that_dies_in_a_thread_without_python_frames_is_freed(machine: Any) -> None:
+    """Autograd's threads release saved tensors with no Python code on their stack."""
+    with machine(), crosscurrent.watch(trace=True) as watch:
+        held = [torch.ones(4, device="cuda")]
+        _thread.start_new_thread(held.clear, ())  # a thread in which C code is called, and nothing else
+        for _ in range(100_000):
+            torch.cuda.current_stream().record_event()  # frees are reported with the next call
+            frees = [record for record in watch.records[-4:] if isinstance(record, Free)]
+            if frees:
+                break
+    assert watch.info.sites[frees[0].site].file in ("<no Python frame>", __file__)

@@ -61,6 +61,7 @@ def install(source: CudaSource, patches: Patches) -> None:
     patches.replace(torch.cuda.CUDAGraph, "capture_begin", functools.partial(_capture_begin, source))
     patches.replace(torch.cuda.CUDAGraph, "capture_end", functools.partial(_capture_end, source, graphs))
     patches.replace(torch.cuda.CUDAGraph, "replay", functools.partial(_graph_replay, source, graphs))
+    patches.replace(torch.autograd, "_engine_run_backward", functools.partial(_backward, source))
     patches.replace(threading.Thread, "start", functools.partial(_thread_start, source))
     _watch_triton(source, patches)
 
@@ -168,6 +169,20 @@ def _graph_replay(source: CudaSource, graphs: Graphs, before: Any) -> Any:
             )
 
     return replay
+
+
+def _backward(source: CudaSource, before: Any) -> Any:
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if source.tracer is None:
+            return before(*args, **kwargs)
+        waiting = source.tracer.sites.waiting
+        waiting.append(source.tracer.sites.here())
+        try:
+            return before(*args, **kwargs)
+        finally:
+            waiting.pop()
+
+    return run_backward
 
 
 def _thread_start(source: CudaSource, before: Any) -> Any:

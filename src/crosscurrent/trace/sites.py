@@ -51,6 +51,8 @@ class Sites:
     def __init__(self, *, full_stack: bool = False) -> None:
         self.sites: list[Site] = []
         self._full_stack = full_stack
+        self.waiting: list[int] = []
+        """Call sites that wait for ``backward`` right now; whoever taps that keeps the list."""
         self._by_site: dict[Site, int] = {}
         # By id: hashing a code object hashes all of its constants. The code is kept, so the id is its own.
         self._codes: dict[int, tuple[CodeType, dict[int, int] | None]] = {}
@@ -58,7 +60,7 @@ class Sites:
     def here(self) -> int:
         """The site of the call that is being made. The caller and its caller are not looked at."""
         codes = self._codes
-        frame: FrameType | None = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(1).f_back  # which a thread of C++ code may lack
         while frame is not None:
             code = frame.f_code
             try:
@@ -82,7 +84,7 @@ class Sites:
         The caller is not looked at.
         """
         codes = self._codes
-        frame: FrameType | None = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(1).f_back  # which a thread of C++ code may lack
         while frame is not None:
             code = frame.f_code
             try:
@@ -128,6 +130,8 @@ class Sites:
 
     def _elsewhere(self) -> int:
         """Autograd's own threads have no user frame: take that of a thread that waits for ``backward``."""
+        if self.waiting:
+            return self.waiting[-1]
         for top in sys._current_frames().values():
             frame: FrameType | None = top
             in_backward = False

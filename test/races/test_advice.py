@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from race_oracle import Oracle, Pair
@@ -187,9 +188,24 @@ def test_a_synchronize_that_protects_nothing_is_told_to_go() -> None:
     assert only.replacement.startswith("drop it")
 
 
-def test_an_item_is_told_how_to_read_later() -> None:
-    (only,) = advice([write(MAIN, "x"), sync_lanes(MAIN, kind="item"), read(MAIN, "x")])
-    assert "non_blocking=True" in only.replacement
+@pytest.mark.parametrize("kind", ["item", "blocking copy", "pageable copy", "data-dependent shape"])
+def test_a_wait_for_a_value_is_not_called_redundant(kind: str) -> None:
+    """The op writes nothing that the trace follows, so its result is the host's, to do with as it likes."""
+    (only,) = advice([write(MAIN, "x"), read(MAIN, "x"), sync_lanes(MAIN, kind=kind)])
+    assert only.verdict is Verdict.VALUE
+    assert "copy the value to pinned memory with `non_blocking=True`" in only.replacement
+
+
+def test_a_blocking_copy_to_the_device_is_redundant() -> None:
+    (only,) = advice([copy(MAIN, "x", "pinned"), sync_lanes(MAIN, kind="blocking copy"), read(MAIN, "x")])
+    assert only.verdict is Verdict.REDUNDANT
+    assert only.replacement == "copy with `non_blocking=True`"
+
+
+def test_a_blocking_copy_that_lets_the_host_refill_its_source_is_necessary() -> None:
+    refill = [copy(MAIN, "x", "pinned"), sync_lanes(MAIN, kind="blocking copy"), write(HOST, "pinned")]
+    (only,) = advice(refill)
+    assert [lines(finding) for finding in only.protects] == [("write-after-read", 0, 2)]
 
 
 def test_a_query_does_not_block() -> None:

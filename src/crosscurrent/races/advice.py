@@ -14,15 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from crosscurrent.races.findings import Finding, findings_of
 from crosscurrent.races.needs import skeleton_of
 from crosscurrent.races.skeleton import Edge, Skeleton
 from crosscurrent.races.wording import lane_of, place, site_of
-from crosscurrent.trace.records import HOST, HostWait, Record, RecordEvent, Site, TraceInfo
-
-VALUE_KINDS = frozenset({"item", "data-dependent shape"})
-"""Host waits that the host makes for a value, not for an order."""
+from crosscurrent.trace.records import HOST, HostWait, Op, Record, RecordEvent, Site, TraceInfo
 
 
 class Verdict(Enum):
@@ -30,6 +28,10 @@ class Verdict(Enum):
 
     NECESSARY = "necessary"
     REDUNDANT = "redundant"
+    VALUE = "value"
+    """Nothing else that the trace follows needs it, but the host gets a value by it, or pageable memory,
+    and what it does with that is not followed."""
+
     NO_EDGE = "no edge"
     """It orders nothing: a wait for an event that nobody had recorded, or a host wait without work."""
 
@@ -100,17 +102,37 @@ def advise(records: Sequence[Record], info: TraceInfo) -> list[Advice]:
         record = edge.record
         kind = record.kind if isinstance(record, HostWait) else record.via
         sites.setdefault((record.site, kind, edge.lane == HOST), []).append(edge)
-    return [_advise(skeleton, edges, lanes, info) for edges in sites.values()]
+    values = _values(records)
+    return [_advise(skeleton, edges, lanes, values, info) for edges in sites.values()]
 
 
-def _advise(skeleton: Skeleton, edges: list[Edge], lanes: dict[int, int], info: TraceInfo) -> Advice:
+def _values(records: Sequence[Record]) -> set[int]:
+    """The host waits that end an op which wrote nothing that the trace follows: it wrote for the host."""
+    return {
+        wait.index
+        for op, wait in pairwise(records)
+        if isinstance(wait, HostWait)
+        and isinstance(op, Op)
+        and op.lane in wait.lanes
+        and not any(access.write for access in op.accesses)
+    }
+
+
+def _advise(
+    skeleton: Skeleton, edges: list[Edge], lanes: dict[int, int], values: set[int], info: TraceInfo
+) -> Advice:
     record = edges[0].record
-    host = isinstance(record, HostWait)
+    value = any(edge.record.index in values for edge in edges)
     sources = sorted({lane for edge in edges for lane in _sources(edge, lanes)})
     protects = findings_of(skeleton.broken({edge.number for edge in edges}), info)
     # Dropping fewer edges never breaks more: where all can go together, so can each.
     needed = [edge for edge in edges if protects and skeleton.broken({edge.number}, first_only=True)]
-    verdict = Verdict.NECESSARY if protects else Verdict.REDUNDANT if sources else Verdict.NO_EDGE
+    if protects:
+        verdict = Verdict.NECESSARY
+    elif value:
+        verdict = Verdict.VALUE
+    else:
+        verdict = Verdict.REDUNDANT if sources else Verdict.NO_EDGE
     return Advice(
         kind=record.kind if isinstance(record, HostWait) else record.via,
         site=site_of(record.site, info),
@@ -123,7 +145,7 @@ def _advise(skeleton: Skeleton, edges: list[Edge], lanes: dict[int, int], info: 
         protects=tuple(protects),
         num_needed=len(needed),
         needed_at=tuple(edge.record.index for edge in needed),
-        replacement=_replacement(record, protects) if isinstance(record, HostWait) and host else "",
+        replacement=_replacement(record, protects, value) if isinstance(record, HostWait) else "",
     )
 
 
@@ -133,20 +155,20 @@ def _sources(edge: Edge, lanes: dict[int, int]) -> list[int]:
     return [lanes[edge.event]] if edge.event in lanes else []
 
 
-def _replacement(wait: HostWait, protects: Sequence[Finding]) -> str:
+def _replacement(wait: HostWait, protects: Sequence[Finding], value: bool) -> str:
     """What could take the place of a host wait."""
     if wait.kind == "query":
         return ""
     if wait.kind == "allocation":
         return "allocate the pinned buffer once, before the loop, and use it again"
-    if wait.kind == "pageable copy":
+    if wait.kind == "pageable copy" and not value:
         return "put the host tensor into pinned memory and copy with `non_blocking=True`"
     if wait.kind == "strided copy":
         return "make the pinned side of the copy contiguous, so that the copy runs on its stream"
     host_side = [each for each in protects if each.second.lane_index == HOST]
     stream_side = [each for each in protects if each.second.lane_index != HOST]
     edges = "; ".join(dict.fromkeys(each.fix for each in stream_side))
-    if wait.kind in VALUE_KINDS:
+    if value:
         copy = (
             "copy the value to pinned memory with `non_blocking=True`, record an event, and read it "
             "after `event.synchronize()` when it is needed, or keep the decision on the device"
@@ -160,4 +182,4 @@ def _replacement(wait: HostWait, protects: Sequence[Finding]) -> str:
             "and only for an event recorded right after the work that it reads or overwrites"
         )
         return f"{later}; and {edges}" if edges else later
-    return edges or "drop it: nothing in this trace needs it"
+    return edges or "drop it: nothing that the trace follows needs it"

@@ -128,7 +128,7 @@ def _streams(simulation: Simulation) -> dict[str, object]:
         raise NotImplementedError("simulated CUDA cannot wrap a stream of another library")
 
     def is_capturing() -> bool:
-        return simulation.current_capture() is not None
+        return simulation.captures.current() is not None
 
     return {
         "_cuda_getCurrentStream": current_stream,

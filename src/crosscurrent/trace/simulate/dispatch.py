@@ -15,7 +15,7 @@ from crosscurrent.trace.simulate.memory import UNDETERMINED
 from crosscurrent.trace.subclasses import has_own_dispatch
 
 if TYPE_CHECKING:
-    from crosscurrent.trace.simulate.autograd import Pass
+    from crosscurrent.trace.simulate.engine import Pass
     from crosscurrent.trace.simulate.queues import Queue
     from crosscurrent.trace.simulate.simulation import Simulation
 
@@ -143,6 +143,8 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def report(self, device: int, func: Any, args: Any, kwargs: Any, out: Any, cost: int = KERNEL) -> None:
         """Let the clock go on, and tell the tracers."""
         simulation = self.simulation
+        if simulation.queues.thread.quiet:
+            return
         simulation.clock.now += ISSUE
         if device >= 0:
             simulation.queues.thread.current[device].launch(simulation.clock, cost)

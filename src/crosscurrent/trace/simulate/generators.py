@@ -78,7 +78,7 @@ class Generator(metaclass=_AlsoReal):
     """Stands for ``torch.Generator``: makes real generators for the CPU, simulated ones for CUDA."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        from crosscurrent.trace.simulate.streams import running
+        from crosscurrent.trace.simulate.current import running
 
         if not isinstance(device, int) and torch.device(device).type != "cuda":
             return _RealGenerator(device=device)

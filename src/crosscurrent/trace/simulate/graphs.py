@@ -15,158 +15,25 @@ first becomes the replaying stream. A graph starts only after its previous launc
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from crosscurrent.trace.simulate.plans import WAITING
+from crosscurrent.trace.simulate.capture import Call, Capture, storage_key
+from crosscurrent.trace.simulate.current import running
 from crosscurrent.trace.simulate.queues import BRANCH, Queue
-from crosscurrent.trace.simulate.streams import Event, running
+from crosscurrent.trace.simulate.streams import Event
 
 if TYPE_CHECKING:
-    from crosscurrent.trace.simulate.dispatch import SimulatedDispatch
     from crosscurrent.trace.simulate.simulation import Simulation
 
 _pools = itertools.count(1)
 _branches = itertools.count(1)
 _NOTHING_TO_DO = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
-
-
-@dataclass(slots=True)
-class _Call:
-    queue: Queue
-    func: Any
-    plan: Callable[..., Any] | None
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    out: Any
-
-
-@dataclass(slots=True)
-class _Mark:
-    """An event recorded (``wait`` False) or waited for inside a graph."""
-
-    queue: Queue
-    key: int
-    wait: bool
-
-
-@dataclass(eq=False)
-class Capture:
-    """What one graph has captured so far, or in all."""
-
-    simulation: Simulation
-    origin: Queue
-    steps: list[_Call | _Mark] = field(default_factory=list)
-    invalid: bool = False
-    _made: dict[int, UntypedStorage] = field(default_factory=dict)
-    _kept: dict[int, tuple[UntypedStorage, Tensor]] = field(default_factory=dict)
-    _known: dict[Queue, dict[Queue, int]] = field(default_factory=dict)
-    _events: dict[int, dict[Queue, int]] = field(default_factory=dict)
-    _generators: list[Tensor] = field(default_factory=list)
-
-    def begin(self) -> None:
-        """From now on the origin's work is captured."""
-        self._generators = [g.get_state() for g in self.simulation.random.defaults]
-        self._join(self.origin, {})
-
-    def end(self) -> None:
-        """Stop capturing; see Note [Capture]."""
-        for queue in self._known:
-            queue.capture = None
-        for storage, bytes_before in self._kept.values():
-            _put_back(storage, bytes_before)
-        for generator, state in zip(self.simulation.random.defaults, self._generators, strict=True):
-            generator.set_state(state)
-        for storage in self._made.values():
-            _poison(storage)
-        for key in self._events:
-            self.simulation.captured_events[key] = self
-        self._kept.clear()
-
-    def check_joined(self) -> None:
-        """Raise if a branch has work that the origin does not wait for."""
-        known = self._known[self.origin]
-        for queue, have in self._known.items():
-            if known.get(queue, 0) < have[queue]:
-                raise torch.AcceleratorError(
-                    f"CUDA error: capturing stream has unjoined work: stream {queue.stream_id} took part in "
-                    "the capture, and the capturing stream does not wait for it before the capture ends"
-                )
-
-    def call(
-        self, mode: SimulatedDispatch, plan: Any, func: Any, args: Any, kwargs: Any, queue: Queue
-    ) -> Any:
-        """Capture one call."""
-        self._check_allowed(func, args)
-        schema = getattr(func, "_schema", None)
-        written = list(_written(schema, args, kwargs)) if schema is not None else []
-        for tensor in written:
-            self._keep(tensor)
-        before = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        with self.simulation.muted():
-            out = mode.run(func, args, kwargs) if plan is None else plan(mode, func, args, kwargs)
-        fresh = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and _key(leaf) not in before]
-        for tensor in fresh:
-            self._made[_key(tensor)] = tensor.untyped_storage()
-        if fresh or written:
-            self.steps.append(_Call(queue, func, plan, args, kwargs, out))
-            self._advance(queue)
-        return out
-
-    def record(self, queue: Queue, key: int) -> None:
-        """An event was recorded on a captured stream."""
-        self.steps.append(_Mark(queue, key, False))
-        self._events[key] = dict(self._known[queue])
-
-    def wait(self, queue: Queue, key: int) -> None:
-        """A stream waits for an event of this capture, and takes part in it from now on."""
-        self._join(queue, self._events[key])
-        self.steps.append(_Mark(queue, key, True))
-        self._advance(queue)
-
-    def knows(self, key: int) -> bool:
-        """Whether an event was last recorded in this capture."""
-        return key in self._events
-
-    def forget(self, key: int) -> None:
-        """The event was recorded again, elsewhere."""
-        self._events.pop(key, None)
-
-    def _join(self, queue: Queue, seen: dict[Queue, int]) -> None:
-        known = self._known.setdefault(queue, {queue: 0})
-        queue.capture = self
-        for other, count in seen.items():
-            known[other] = max(count, known.get(other, 0))
-
-    def _advance(self, queue: Queue) -> None:
-        self._known[queue][queue] += 1
-
-    def _check_allowed(self, func: Any, args: Any) -> None:
-        masks = any(
-            isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8)
-            for arg in args[1:2]
-            if isinstance(arg, (list, tuple)) and str(func).startswith("aten.index")
-            for leaf in arg
-        )
-        if masks or WAITING & set(getattr(func, "tags", ())):
-            self.refuse(str(func))
-
-    def refuse(self, call: str) -> None:
-        """Raise, and make the capture invalid."""
-        self.invalid = True
-        raise torch.AcceleratorError(f"CUDA error: operation not permitted when stream is capturing ({call})")
-
-    def _keep(self, tensor: Tensor) -> None:
-        key = _key(tensor)
-        if key not in self._made and key not in self._kept:
-            storage = tensor.untyped_storage()
-            self._kept[key] = storage, _all_bytes(storage).clone()
 
 
 class GraphMethods:
@@ -241,7 +108,7 @@ class GraphMethods:
         if self._capture is None or not self._ready:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         simulation = running()
-        simulation.refuse_in_capture("cudaGraphLaunch")
+        simulation.captures.refuse("cudaGraphLaunch")
         thread = simulation.queues.thread
         capture = self._capture
         here = thread.current[capture.origin.device]
@@ -252,7 +119,7 @@ class GraphMethods:
         try:
             for step in capture.steps:
                 queue = here if step.queue is capture.origin else self._lane(step.queue)
-                if isinstance(step, _Call):
+                if isinstance(step, Call):
                     simulation.restore_streams([*outer[: queue.device], queue, *outer[queue.device + 1 :]])
                     replay_call(simulation, step)
                 elif step.wait:
@@ -301,7 +168,7 @@ def new_pool() -> tuple[int, int]:
     return 0, next(_pools)
 
 
-def replay_call(simulation: Simulation, step: _Call) -> None:
+def replay_call(simulation: Simulation, step: Call) -> None:
     """Run one captured call again, into the memory of its captured results."""
     mode = simulation.mode
     for tracer in simulation.tracers:
@@ -316,7 +183,7 @@ def replay_call(simulation: Simulation, step: _Call) -> None:
                 else step.plan(mode, step.func, step.args, step.kwargs)
             )
             for captured, computed in zip(tree_leaves(step.out), tree_leaves(again), strict=True):
-                if isinstance(captured, Tensor) and _key(captured) != _key(computed):
+                if isinstance(captured, Tensor) and storage_key(captured) != storage_key(computed):
                     captured.copy_(computed)
     place = mode.place(step.func, (*step.args, *tree_leaves(step.out)), step.kwargs, mixed=True)
     mode.report(place, step.func, step.args, step.kwargs, step.out)
@@ -326,38 +193,3 @@ def replay_call(simulation: Simulation, step: _Call) -> None:
 def _below_autograd() -> Iterator[None]:
     with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
         yield
-
-
-def _key(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key
-
-
-def _all_bytes(storage: UntypedStorage) -> Tensor:
-    with torch._C._DisableTorchDispatch(), torch.no_grad():
-        return torch.empty(0, dtype=torch.uint8).set_(storage)
-
-
-def _put_back(storage: UntypedStorage, before: Tensor) -> None:
-    now = _all_bytes(storage)
-    with torch._C._DisableTorchDispatch():
-        size = min(now.numel(), before.numel())  # it may have been resized meanwhile
-        now[:size].copy_(before[:size])
-
-
-def _poison(storage: UntypedStorage) -> None:
-    """Fill with bytes that are NaN in every floating-point type."""
-    everything = _all_bytes(storage)
-    with torch._C._DisableTorchDispatch():
-        everything.fill_(0xFF)
-
-
-def _written(schema: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """The tensors that a call writes to, of its arguments."""
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        for leaf in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(leaf, Tensor):
-                yield leaf

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from crosscurrent.trace.simulate import generators, graphs, streams
+from crosscurrent.trace.simulate import events, generators, graphs, streams
 from crosscurrent.trace.simulate.autocast import patch_autocast
-from crosscurrent.trace.simulate.autograd import Engine, patch_functions
+from crosscurrent.trace.simulate.autograd import patch_functions
 from crosscurrent.trace.simulate.bindings import DeviceProperties, cuda_bindings
+from crosscurrent.trace.simulate.engine import Engine
 from crosscurrent.trace.simulate.factories import patch_factories, replace_builtin
 from crosscurrent.trace.simulate.refusals import refuse, refuse_the_rest
 from crosscurrent.trace.simulate.storages import storage_methods
+from crosscurrent.trace.simulate.tensor_makers import maker_methods
 from crosscurrent.trace.simulate.tensors import tensor_methods
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def install(simulation: Simulation, patches: Patches) -> None:
     variable: Any = sys.modules["torch.autograd.variable"].Variable  # a function hides the module
     patches.set(variable, "_execution_engine", Engine(simulation, vars(variable)["_execution_engine"]))
     _install_cuda_module(simulation, patches)
-    patches.update(torch.Tensor, tensor_methods(simulation))
+    patches.update(torch.Tensor, tensor_methods(simulation) | maker_methods(simulation))
     patches.update(torch.UntypedStorage, storage_methods(simulation))
     patch_factories(simulation, patches)
     _install_threads(simulation, patches)
@@ -48,7 +50,7 @@ def install(simulation: Simulation, patches: Patches) -> None:
 
 def _install_classes(patches: Patches) -> None:
     patches.update(torch._C._CudaStreamBase, streams.methods_of(streams.StreamMethods))
-    patches.update(torch._C._CudaEventBase, streams.methods_of(streams.EventMethods))
+    patches.update(torch._C._CudaEventBase, streams.methods_of(events.EventMethods))
     patches.update(torch._C._CUDAGraph, streams.methods_of(graphs.GraphMethods))
     # The Python class would make the wait from a record and a wait of its own: one call, one name.
     patches.set(torch.cuda.Stream, "wait_stream", streams.StreamMethods.wait_stream)

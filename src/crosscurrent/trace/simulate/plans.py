@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from crosscurrent.trace.simulate import transfers
 from crosscurrent.trace.simulate.autograd import device_of_running_function
-from crosscurrent.trace.simulate.clock import COPY_BYTES_PER_NANOSECOND, KERNEL
 from crosscurrent.trace.simulate.generators import check_on_host
 from crosscurrent.trace.simulate.kernels import KERNELS
 from crosscurrent.trace.simulate.memory import PINNED, UNDETERMINED
@@ -23,8 +23,6 @@ Plan = Callable[["SimulatedDispatch", Any, tuple[Any, ...], dict[str, Any]], Any
 
 HOST = -1
 CPU = torch.device("cpu")
-EXPLICIT_CPU = torch.device("cpu", 0)
-"""How a copy to the host is asked for. Plain ``cpu`` is what C++ code says when it means "no change"."""
 
 WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _aten = torch.ops.aten
@@ -55,11 +53,11 @@ def plan_for(func: Any) -> Plan | None:
     packet = func._overloadpacket
     name = func._schema.name.removeprefix("aten::")
     if packet is _aten._to_copy:
-        return _to_copy
+        return transfers.to_copy
     if packet is _aten._pin_memory:
-        return _pin_memory
+        return transfers.pin_memory
     if packet is _aten.is_pinned:
-        return _is_pinned
+        return transfers.is_pinned
     if packet is _aten.record_stream:
         return _record_stream
     if packet is _aten.resize_ or packet is _aten.resize_as_:
@@ -135,7 +133,7 @@ def _waiting(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _mixed(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     if func is _aten.copy_.default:
-        return _copy(mode, func, args, kwargs)
+        return transfers.copy(mode, func, args, kwargs)
     if "index" in func._schema.name:
         _check_indices(mode, args)
     return mode.run(func, args, kwargs, mixed=True)
@@ -155,89 +153,6 @@ def _check_indices(mode: SimulatedDispatch, args: Any) -> None:
     values = args[2] if len(args) > 2 and isinstance(args[2], Tensor) else None
     if values is not None and values.dim() and device_of(values) != here:
         raise device_error("index_put_", here, device_of(values))
-
-
-def _copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
-    device = mode.place(func, args, kwargs, mixed=True)
-    _check_capture(mode, args[0], args[1], kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
-    mode.simulation.before_call(func, args, kwargs)
-    out = func(*args, **kwargs)
-    _finish_copy(mode, device, func, args, kwargs, out)
-    return out
-
-
-def _finish_copy(mode: SimulatedDispatch, device: int, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Account for a copy that has run: its time, and whether the host waits for it."""
-    memory = mode.simulation.memory
-    source, target = args[-1 if func is not _aten.copy_.default else 1], out
-    ends = memory.block_of(source), memory.block_of(target)
-    devices = [block.device for block in ends if block is not None and block.device >= 0]
-    crosses = len(devices) == 1
-    cost = KERNEL + (target.nbytes // COPY_BYTES_PER_NANOSECOND if crosses else 0)
-    non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-    mode.report(device, func, args, kwargs, out, cost)
-    pinned = any(block is not None and block.device == PINNED for block in ends)
-    if crosses and not (non_blocking and pinned):
-        simulation = mode.simulation
-        simulation.note_wait()
-        simulation.clock.wait_until(simulation.queues.thread.current[devices[0]].free_at)
-
-
-def _check_capture(mode: SimulatedDispatch, target: Tensor, source: Tensor, non_blocking: bool) -> None:
-    """A copy between host and device that makes the host wait cannot be captured."""
-    memory = mode.simulation.memory
-    blocks = memory.block_of(target), memory.block_of(source)
-    places = [HOST if block is None else block.device for block in blocks]
-    if sum(place >= 0 for place in places) == 1:
-        pinned = any(block is not None and block.device == PINNED for block in blocks)
-        _refuse_wait(mode, non_blocking and pinned, _aten.copy_.default)
-
-
-def _refuse_wait(mode: SimulatedDispatch, harmless: bool, func: Any) -> None:
-    capture = mode.simulation.current_capture() if mode.simulation.attention else None
-    if capture is not None and not harmless:
-        capture.refuse(f"{func} that the host waits for")
-
-
-def _to_copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
-    simulation = mode.simulation
-    wanted: torch.device | None = kwargs.get("device")
-    here = mode.place(func, args, {}, mixed=True)
-    if wanted is None or (wanted == CPU and here >= 0) or wanted.type not in ("cpu", "cuda"):
-        return mode.run_on(here, func, args, kwargs)
-    there = HOST if wanted.type == "cpu" else simulation.device_index(wanted)
-    if there == HOST and here < 0:
-        return mode.run_on(here, func, args, {**kwargs, "device": CPU})
-    if there == HOST or here < 0:
-        pinned = _is_pinned(mode, func, args, kwargs) or there == HOST
-        _refuse_wait(mode, pinned and kwargs.get("non_blocking", False), func)
-    simulation.before_call(func, args, kwargs)
-    out = func(*args, **{**kwargs, "device": CPU, "pin_memory": False})
-    if there >= 0:
-        mode.tag_results(out, there)
-    elif kwargs.get("pin_memory") or kwargs.get("non_blocking"):
-        mode.tag_results(out, PINNED)  # a copy that nobody waits for gets page-locked memory by itself
-    shown = {**kwargs, "device": CPU if there == HOST else torch.device("cuda", there)}
-    _finish_copy(mode, there if there >= 0 else here, func, args, shown, out)
-    return out
-
-
-def _pin_memory(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
-    source: Tensor = args[0]
-    place = mode.place(func, args, kwargs)
-    if place >= 0 or source.layout != torch.strided:
-        raise RuntimeError(f"cannot pin '{source.type()}' only dense CPU tensors can be pinned")
-    mode.simulation.before_call(func, args, kwargs)
-    out = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype)
-    out.copy_(source)
-    mode.simulation.memory.tag(out.untyped_storage(), PINNED)
-    mode.report(HOST, func, args, kwargs, out)
-    return out
-
-
-def _is_pinned(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
-    block = mode.simulation.memory.block_of(args[0])
-    return block is not None and block.device == PINNED
 
 
 def _record_stream(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:

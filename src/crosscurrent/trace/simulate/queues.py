@@ -9,8 +9,8 @@ from crosscurrent.trace.simulate.autograd import StreamLog
 from crosscurrent.trace.simulate.clock import KERNEL, Clock
 
 if TYPE_CHECKING:
-    from crosscurrent.trace.simulate.autograd import Pass
-    from crosscurrent.trace.simulate.graphs import Capture
+    from crosscurrent.trace.simulate.capture import Capture
+    from crosscurrent.trace.simulate.engine import Pass
 
 POOL_SIZE = 32
 """Queues per device and priority. The 33rd stream shares its queue with the first."""
@@ -54,6 +54,9 @@ class _PerThread(threading.local):
         self.current = list(defaults)
         self.logs = [StreamLog(queue) for queue in defaults]
         self.backward: Pass | None = None
+        self.entered: list[tuple[Queue, int, Queue]] = []
+        """Streams entered as contexts, with the device and the stream that were current before."""
+        self.quiet = 0
 
 
 class Queues:

@@ -103,9 +103,9 @@ def refuse_the_rest(simulation: Simulation, patches: Patches) -> None:
         elif callable(value) or isinstance(value, types.ModuleType):
             patches.set(cuda, name, refuse(f"torch.cuda.{name}"))
     for module, names in _MODULES.items():
-        owner = vars(cuda)[module]
+        owner = vars(cuda).get(module)
         for name in names:
-            if hasattr(owner, name):
+            if owner is not None and hasattr(owner, name):
                 patches.set(owner, name, refuse(f"torch.cuda.{module}.{name}"))
     for name in _BINDINGS:
         patches.set(torch._C, name, refuse(f"torch._C.{name} (torch.nn.parallel, torch.cuda.comm)"))

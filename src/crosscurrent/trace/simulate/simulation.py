@@ -5,28 +5,25 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor
 from torch.utils import _python_dispatch
 
-from crosscurrent.trace.records import MemoryKind
+from crosscurrent.trace.simulate.capture import Captures
 from crosscurrent.trace.simulate.clock import Clock
 from crosscurrent.trace.simulate.dispatch import SimulatedDispatch
+from crosscurrent.trace.simulate.environment import Environment
 from crosscurrent.trace.simulate.generators import RandomNumbers
 from crosscurrent.trace.simulate.install import install
-from crosscurrent.trace.simulate.memory import DEFAULT_CAPACITY, PINNED, UNDETERMINED, Memory
+from crosscurrent.trace.simulate.memory import DEFAULT_CAPACITY, Memory
 from crosscurrent.trace.simulate.patches import Patches
-from crosscurrent.trace.simulate.queues import BRANCH, Queue, Queues
+from crosscurrent.trace.simulate.queues import Queue, Queues
 from crosscurrent.trace.simulate.streams import Event, query_cost
 from crosscurrent.trace.simulate.taps import Taps
-
-if TYPE_CHECKING:
-    from crosscurrent.trace.simulate.graphs import Capture
 
 _active: Simulation | None = None
 
@@ -46,40 +43,6 @@ def simulate(devices: int = 1, *, capacity: int = DEFAULT_CAPACITY) -> Simulatio
     return Simulation(devices, capacity)
 
 
-class Environment:
-    """What a tracer asks about the simulated machine."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._get = simulation.memory.blocks.get
-        self._block_of = simulation.memory.block_of
-        self._thread = simulation.queues.thread
-        self._kinds = [(MemoryKind.DEVICE, index) for index in range(simulation.num_devices)]
-
-    def classify(self, tensor: Tensor) -> tuple[MemoryKind, int] | None:
-        """The memory that a tensor lies in and its device (-1 for pinned memory); None: pageable."""
-        try:
-            block = self._get(tensor.untyped_storage()._cdata)
-        except (NotImplementedError, RuntimeError):
-            block = self._block_of(tensor)
-        if block is None or block.device == UNDETERMINED:
-            return None
-        return (MemoryKind.PINNED, -1) if block.device == PINNED else self._kinds[block.device]
-
-    def current_stream(self, device: int) -> int:
-        """The stream that the next op of this thread on ``device`` runs on."""
-        return self._thread.current[device].stream_id
-
-    def current_device(self) -> int:
-        """The current device of this thread."""
-        return self._thread.device
-
-    def stream_name(self, device: int, stream: int) -> str:
-        """A name for people: ``cuda:0 default``, ``cuda:0 stream 33``."""
-        if stream >= BRANCH:
-            return f"cuda:{device} graph branch {stream - BRANCH}"
-        return f"cuda:{device} {f'stream {stream}' if stream else 'default'}"
-
-
 class Simulation:
     """Simulated CUDA devices. A context manager, for one use."""
 
@@ -95,7 +58,7 @@ class Simulation:
         self.tracers: list[Taps] = []
         self.is_active = False
         self.attention = 0
-        self.captured_events: dict[int, Capture] = {}
+        self.captures = Captures(self)
         self.random = RandomNumbers(devices)
         self.forked = False
         self.sync_debug_mode = 0
@@ -164,7 +127,7 @@ class Simulation:
     def before_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let those who want values see them before an op runs."""
         for tracer in self.tracers:
-            if tracer.observers:
+            if tracer.observers and not self.queues.thread.quiet:
                 tracer.before(func, args, kwargs)
 
     def check_thread(self) -> None:
@@ -257,7 +220,7 @@ class Simulation:
 
     def synchronize(self, device: int) -> None:
         """The host waits for a device."""
-        self.refuse_in_capture("cudaDeviceSynchronize")
+        self.captures.refuse("cudaDeviceSynchronize")
         for queue in self.queues.of_device(device):
             self.clock.wait_until(queue.free_at)
         for tracer in self.tracers:
@@ -279,67 +242,15 @@ class Simulation:
         elif self.sync_debug_mode == 2:
             raise RuntimeError("called a synchronizing CUDA operation")
 
-    # Capture
-
-    def current_capture(self) -> Capture | None:
-        """The graph that the current stream of this thread is being captured into."""
-        thread = self.queues.thread
-        return thread.current[thread.device].capture
-
-    def refuse_in_capture(self, call: str) -> None:
-        """Raise if this thread is capturing a graph, where ``call`` is not allowed."""
-        if self.attention:
-            for queue in self.queues.thread.current:
-                if queue.capture is not None:
-                    queue.capture.refuse(call)
-
-    def not_captured(self, key: int) -> None:
-        """An event was recorded outside of any capture."""
-        if self.captured_events:
-            self.captured_events.pop(key, None)
-        for capture in self._captures():
-            capture.forget(key)
-
-    def capture_wait(self, queue: Queue, key: int) -> bool:
-        """Whether a wait belongs to a capture, which then has handled it."""
-        for capture in self._captures():
-            if capture.knows(key):
-                capture.wait(queue, key)
-                return True
-        if key in self.captured_events:
-            raise torch.AcceleratorError(
-                "CUDA error: operation not permitted on an event last recorded in a capturing stream"
-            )
-        if queue.capture is not None:
-            queue.capture.invalid = True
-            raise torch.AcceleratorError(
-                "CUDA error: dependency created on uncaptured work in another stream: the event was recorded "
-                "outside of the capture"
-            )
-        return False
-
-    def _captures(self) -> Iterable[Capture]:
-        if not self.attention:
-            return ()
-        return {
-            q.capture
-            for d in range(self.num_devices)
-            for q in self.queues.of_device(d)
-            if q.capture is not None
-        }
-
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Tell tracers nothing meanwhile, and let no time pass."""
-        tracers, now = self.tracers, self.clock.now
-        times = [(queue, queue.free_at) for queue in self.queues.thread.current]
-        self.tracers = []
+        """What this thread does meanwhile takes no time, and tracers hear nothing of it."""
+        thread = self.queues.thread
+        thread.quiet += 1
         try:
             yield
         finally:
-            self.tracers, self.clock.now = tracers, now
-            for queue, free_at in times:
-                queue.free_at = free_at
+            thread.quiet -= 1
 
     # Threads
 

@@ -116,7 +116,7 @@ def test_the_analysis_of_a_profile() -> None:
 
 def test_the_call_site_is_that_of_the_annotation_around_the_call() -> None:
     profile = Profile()
-    profile.host("user_annotation", NOTE, 2.5, 3.0)
+    profile.host("cpu_op", NOTE, 2.5, 3.0)
     profile.copy("HtoD (Pinned -> Device)", at=3, ts=20, dur=40)
     profile.copy("HtoD (Pinned -> Device)", at=6, ts=60, dur=40)
     inside, outside = kineto.timeline_of_events(profile.events).activities
@@ -125,7 +125,7 @@ def test_the_call_site_is_that_of_the_annotation_around_the_call() -> None:
 
 def test_an_annotation_of_another_thread_is_not_around_it() -> None:
     profile = Profile()
-    profile.host("user_annotation", NOTE, 2.5, 3.0, thread=2)
+    profile.host("cpu_op", NOTE, 2.5, 3.0, thread=2)
     profile.copy("HtoD (Pinned -> Device)", at=3, ts=20, dur=40)
     assert kineto.timeline_of_events(profile.events).activities[0].site is None
 
@@ -182,6 +182,17 @@ def test_the_copy_of_an_item_is_no_pageable_copy() -> None:
     timeline = kineto.timeline_of_events(profile.events)
     assert [blocked.call for blocked in timeline.blocked] == ["item"]
     assert analyse(timeline).num_pageable == 0
+
+
+def test_all_that_a_graph_launches_at_once_is_work() -> None:
+    profile = Profile()
+    profile.kernel(at=1, ts=10, dur=100)
+    second = {**profile.events[-1], "ts": Profile.ZERO + 110, "dur": 50}
+    profile.events.append(second)
+    profile.record_and_wait(5, COMPUTE, FETCH)
+    timeline = kineto.timeline_of_events(profile.events)
+    assert timeline.program is not None
+    assert bounds(timeline.program, timeline.waits).edges == 150_000
 
 
 def test_waits_outside_of_the_run_do_not_count() -> None:

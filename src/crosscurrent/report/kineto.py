@@ -8,8 +8,9 @@ What is read of it, and nothing else:
   ``correlation``.
 - ``cuda_sync``: which stream waited for which recording (``enable_cuda_sync_events``). Without these there
   are no makespans.
-- ``user_annotation``: call sites, as ``profile`` writes them, and the piece of the run that counts.
-- ``cpu_op``: the op around a call, which says what kind of wait it was.
+- ``cpu_op``: the op around a call, which says what kind of wait it was, and call sites, as ``profile``
+  writes them.
+- ``user_annotation``: the piece of the run that counts.
 
 Calls of several threads are taken in the order of their times.
 """
@@ -116,8 +117,10 @@ def timeline_of_events(events: Iterable[Mapping[str, Any]]) -> Timeline:
             correlations.append(event["args"].get("correlation", -1))
             streams.lane(activities[-1].device, event["args"].get("stream", 0))
     within = [launch for launch in launches if run is None or run[0] <= launch.start < run[1]]
-    copies = dict(zip(correlations, activities, strict=True))
-    program, waits = _program(complete, launches, copies, streams, zero)
+    launched: dict[int, list[Activity]] = {}  # a graph launches many things at once
+    for correlation, activity in zip(correlations, activities, strict=True):
+        launched.setdefault(correlation, []).append(activity)
+    program, waits = _program(complete, launches, launched, streams)
     start, stop = run or (
         min((activity.start for activity in activities), default=0),
         max((activity.stop for activity in activities), default=0),
@@ -127,7 +130,7 @@ def timeline_of_events(events: Iterable[Mapping[str, Any]]) -> Timeline:
         blocked=[
             Blocked(launch.start, launch.stop, kind, launch.site)
             for launch in within
-            if (kind := _blocking_kind(launch, copies.get(launch.correlation))) is not None
+            if (kind := _blocking_kind(launch, launched.get(launch.correlation, []))) is not None
         ],
         start=start,
         stop=stop,
@@ -147,10 +150,10 @@ def _is_run(event: Mapping[str, Any]) -> bool:
 
 
 def _launches(events: Sequence[Mapping[str, Any]], zero: float) -> list[_Launch]:
-    """The calls of the host in order, each with the annotations and ops around it on its thread."""
+    """The calls of the host in order, each with the ops and annotations around it on its thread."""
     threads: dict[object, list[tuple[int, int, Mapping[str, Any]]]] = {}
     for event in events:
-        if event.get("cat") in _CALL_CATEGORIES or event.get("cat") in ("cpu_op", "user_annotation"):
+        if event.get("cat") in _CALL_CATEGORIES or event.get("cat") == "cpu_op":
             start, stop = _span(event, zero)
             threads.setdefault((event.get("pid"), event.get("tid")), []).append((start, -stop, event))
     launches: list[_Launch] = []
@@ -172,7 +175,7 @@ def _launch(event: Mapping[str, Any], start: int, stop: int, around: list[Mappin
     site = next(
         (_site(outer["name"]) for outer in reversed(around) if outer["name"].startswith(SITE_PREFIX)), None
     )
-    ops = tuple(outer["name"] for outer in around if outer["cat"] == "cpu_op")
+    ops = tuple(outer["name"] for outer in around)
     return _Launch(event["name"], start, stop, event.get("args", {}).get("correlation", -1), site, ops)
 
 
@@ -210,11 +213,11 @@ def _direction(name: str) -> Direction | None:
     return Direction.PEER if "PtoP" in name else None
 
 
-def _blocking_kind(launch: _Launch, launched: Activity | None) -> str | None:
+def _blocking_kind(launch: _Launch, launched: Sequence[Activity]) -> str | None:
     """What kind of wait a call was; None for one that lets the host go on."""
     kind = _BLOCKING.get(launch.name)
     if kind is None:
-        is_staged = launched is not None and launched.pageable and "emcpy" in launch.name
+        is_staged = "emcpy" in launch.name and any(activity.pageable for activity in launched)
         return "pageable copy" if is_staged else None
     if "synchronize" in kind:
         if not _ITEM_OPS.isdisjoint(launch.ops):
@@ -229,13 +232,39 @@ def _blocking_kind(launch: _Launch, launched: Activity | None) -> str | None:
 def _program(
     events: Sequence[Mapping[str, Any]],
     launches: Sequence[_Launch],
-    launched: Mapping[int, Activity],
+    launched: Mapping[int, Sequence[Activity]],
     streams: _Streams,
-    zero: float,
 ) -> tuple[list[Step] | None, list[tuple[str, Site | None] | None]]:
     """The calls of the host as a program to play; None for a profile without sync events."""
+    syncs, marks = _syncs(events, streams)
+    if not syncs:
+        return None, []
+    steps: list[Step] = []
+    waits: list[tuple[str, Site | None] | None] = []
+    for launch in launches:
+        if launch.correlation in marks:
+            steps.append(Mark(marks[launch.correlation], launch.correlation))
+            waits.append(None)
+        elif launch.correlation in syncs:
+            steps.append(_sync_step(syncs[launch.correlation], streams))
+            waits.append((_blocking_kind(launch, []) or "wait_event", launch.site))
+        for activity in sorted(launched.get(launch.correlation, []), key=lambda activity: activity.start):
+            lane = _lane_of(activity, streams)
+            kind = "kernels" if activity.direction is None else f"copies, {activity.direction.value}"
+            steps.append(Work(lane, activity.stop - activity.start, 0, kind))
+            waits.append(None)
+            if activity.pageable and activity.direction is Direction.DEVICE_TO_HOST:
+                steps.append(Stop(None, (lane,)))
+                waits.append(("pageable copy", launch.site))
+    return steps, waits
+
+
+def _syncs(
+    events: Sequence[Mapping[str, Any]], streams: _Streams
+) -> tuple[dict[int, Mapping[str, Any]], dict[int, int]]:
+    """The sync event of each call that waits; and of each call that recorded an event, the lane."""
     syncs: dict[int, Mapping[str, Any]] = {}
-    marks: dict[int, int] = {}  # the call that recorded an event -> the lane it was recorded on
+    marks: dict[int, int] = {}
     for event in events:
         if event.get("cat") == "cuda_sync":
             arguments = event["args"]
@@ -243,30 +272,7 @@ def _program(
             recorded = arguments.get("wait_on_cuda_event_record_corr_id", -1)
             if recorded >= 0 and arguments.get("wait_on_stream", -1) >= 0:
                 marks[recorded] = streams.lane(arguments.get("device", 0), arguments["wait_on_stream"])
-    if not syncs:
-        return None, []
-    steps: list[Step] = []
-    waits: list[tuple[str, Site | None] | None] = []
-    for launch in launches:
-        activity = launched.get(launch.correlation)
-        step: Step | None = None
-        wait: tuple[str, Site | None] | None = None
-        if launch.correlation in marks:
-            step = Mark(marks[launch.correlation], launch.correlation)
-        elif launch.correlation in syncs:
-            step = _sync_step(syncs[launch.correlation], streams)
-            wait = (_blocking_kind(launch, None) or "wait_event", launch.site)
-        elif activity is not None:
-            lane = _lane_of(activity, streams)
-            kind = "kernels" if activity.direction is None else f"copies, {activity.direction.value}"
-            steps.append(Work(lane, activity.stop - activity.start, 0, kind))
-            waits.append(None)
-            if activity.pageable and activity.direction is Direction.DEVICE_TO_HOST:
-                step, wait = Stop(None, (lane,)), ("pageable copy", launch.site)
-        if step is not None:
-            steps.append(step)
-            waits.append(wait)
-    return steps, waits
+    return syncs, marks
 
 
 def _lane_of(activity: Activity, streams: _Streams) -> int:

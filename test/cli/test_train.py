@@ -76,6 +76,16 @@ def test_training_lowers_the_loss(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(losses[-5:]) / 5 < 4.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_train_and_resume(dtype: torch.dtype) -> None:
+    options = ["--dtype", str(dtype).removeprefix("torch.")]
+    assert _train("--steps", "3", "--checkpoint.file", "whole", *options) == 0
+    assert _train("--steps", "2", "--checkpoint.file", "run", *options) == 0
+    assert _train("--steps", "3", "--checkpoint.file", "run", "--resume", *options) == 0
+    _assert_same_state("run", "whole")
+    assert load_file("run")["model/head_model.weight"].dtype is dtype
+
+
 def test_documents_and_a_configuration_file(capsys: pytest.CaptureFixture[str]) -> None:
     Path("one.txt").write_text("abcd" * 100, encoding="utf-8")
     Path("two.txt").write_text("efgh" * 50, encoding="utf-8")

@@ -20,8 +20,8 @@ from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.kvcache.names import CacheConfig, parse_name
 from crosscurrent.model.config import LoRAConfig, MLPKind, ModelConfig
 from crosscurrent.train.build import TrainConfig, build_model, build_trainer
-from crosscurrent.train.corpus import VOCABULARY, read_corpus
-from crosscurrent.train.settings import OptimizerArgs, RunArgs
+from crosscurrent.train.corpus import VOCABULARY, Corpus, read_corpus
+from crosscurrent.train.settings import OptimizerArgs, RunArgs, reproducible
 from crosscurrent.train.trainer import NotFiniteError, StepReport, Trainer
 
 MIB = 1 << 20
@@ -157,11 +157,17 @@ def run(arguments: Namespace) -> int:
         _check(arguments)
         if arguments.dry_run:
             return _dry_run(config)
-        torch.set_num_threads(config.run.num_threads)
-        identity = config.identity(corpus)
+    with reproducible(config.run, config.device):
+        return _run(config, corpus, arguments)
+
+
+def _run(config: TrainConfig, corpus: Corpus, arguments: Namespace) -> int:
+    identity = config.identity(corpus)
+    checkpoint = Path(arguments.checkpoint.file) if arguments.checkpoint.file else None
+    with as_wrong_use():
         trainer = build_trainer(config, corpus)
-        if arguments.resume:
-            trainer.resume(Path(arguments.checkpoint.file), identity)
+        if arguments.resume and checkpoint is not None:
+            trainer.resume(checkpoint, identity)
     if trainer.step >= arguments.steps:
         say(f"nothing to do: {trainer.step} of {arguments.steps} steps are taken; give more --steps")
         return ExitCode.GOOD
@@ -170,7 +176,6 @@ def run(arguments: Namespace) -> int:
         f"{arguments.steps} of {config.run.batch_size} x {config.run.sequence_length} tokens; "
         f"cache {config.cache.name} of {config.cache.cache_length}; on {config.device.type}"
     )
-    checkpoint = Path(arguments.checkpoint.file) if arguments.checkpoint.file else None
     return _train(
         trainer, Saving(checkpoint, arguments.checkpoint.every, identity), arguments.steps, config.device
     )
@@ -204,7 +209,9 @@ def _config(arguments: Namespace) -> TrainConfig:
             seed=arguments.seed,
             batch_size=arguments.batch_size,
             sequence_length=arguments.sequence_length,
+            dtype=arguments.dtype,
             num_threads=arguments.num_threads,
+            deterministic=arguments.deterministic,
         ),
         device=torch.device("cuda" if on_cuda else "cpu"),
     )

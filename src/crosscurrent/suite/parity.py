@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from crosscurrent.suite.experiment import (
 )
 from crosscurrent.suite.layer import Outcome
 from crosscurrent.suite.scenario import Scenario
+from crosscurrent.trace.simulate import active
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,25 @@ class Parity:
     def check(self, scenario: Scenario) -> Outcome:
         """Compare to the bit."""
         compared = 0
-        for what in ("kv_checkpoints", "layer_inputs"):
-            off, on = (self._measure(scenario, _args(scenario, what, flag=flag)) for flag in (False, True))
+        for dtype, what in itertools.product(_dtypes(), ("kv_checkpoints", "layer_inputs")):
+            off, on = (_measure(scenario, dtype, _args(scenario, what, flag=flag)) for flag in (False, True))
             if difference := first_difference(off, on):
-                return Outcome.failed(f"{scenario.quantizer} {what}: {difference}")
+                return Outcome.failed(f"{dtype}, {scenario.quantizer} {what}: {difference}")
             compared += sum(len(measurement.gradients) for measurement in on)
         return Outcome.held(f"{compared} gradients, all bits the same")
 
-    def _measure(self, scenario: Scenario, grad: GradientArgs) -> list[Measurement]:
-        with deterministic():
-            model = LongContextGradientModel(
-                *make_parts(dtype=torch.float32, device="cuda"), cache=cache_config(scenario), grad=grad
-            )
-            return measure(model, make_batches())
+
+def _dtypes() -> tuple[torch.dtype, ...]:
+    """Half precision has kernels of its own, but on real devices only."""
+    return (torch.float32,) if active() is not None else (torch.float32, torch.bfloat16)
+
+
+def _measure(scenario: Scenario, dtype: torch.dtype, grad: GradientArgs) -> list[Measurement]:
+    with deterministic():
+        parts = make_parts(dtype=dtype, device="cuda")
+        return measure(
+            LongContextGradientModel(*parts, cache=cache_config(scenario), grad=grad), make_batches()
+        )
 
 
 def _args(scenario: Scenario, what: str, *, flag: bool) -> GradientArgs:

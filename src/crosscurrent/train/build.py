@@ -53,8 +53,9 @@ def build_model(config: TrainConfig) -> LongContextGradientModel:
     torch.manual_seed(config.run.seed)
     gpt_model = Transformer(config.model)
     head_model = Head(config.model, gpt_model if config.model.tie_embeddings else None)
+    place = {"device": config.device, "dtype": getattr(torch, config.run.dtype)}
     return LongContextGradientModel(
-        gpt_model.to(config.device), head_model.to(config.device), cache=config.cache, grad=config.grad
+        gpt_model.to(**place), head_model.to(**place), cache=config.cache, grad=config.grad
     )
 
 

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 import torch
 from torch import nn
+
+
+@contextmanager
+def reproducible(run: RunArgs, device: torch.device) -> Iterator[None]:
+    """Compute in the way that the settings ask for; afterwards, PyTorch is as it was."""
+    num_threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.set_num_threads(run.num_threads)
+    if run.deterministic and device.type == "cuda":
+        # cuBLAS reads this when it is first used. Without it PyTorch refuses to call it deterministically.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        # All memory is written before it is read; filling it first would only cost time.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
 
 
 class OptimizerName(Enum):
@@ -86,8 +110,15 @@ class RunArgs:
     sequence_length: int = 1024
     """Tokens (bytes) in a window. May be many times the cache length."""
 
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Of parameters and activations. On a GPU, bfloat16 has the fast attention kernels."""
+
     num_threads: int = 1
     """CPU threads of a step. More helps large models on an idle machine, and changes the last bits."""
+
+    deterministic: bool = True
+    """On a GPU, use only kernels that give the same bits each time. Without it steps may be faster, and a
+    resumed run goes on from the same state, but not to the same bits."""
 
     def __post_init__(self) -> None:
         """Refuse what no run could be, in the words of the command line."""

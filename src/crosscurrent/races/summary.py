@@ -71,8 +71,9 @@ def as_json(watch: Watch) -> dict[str, Any]:
     - A host wait has ``kind``, ``op``, a site, ``streams`` and ``times``.
     - What was not understood has ``op``, a site, ``reason`` and ``times``.
     - An advice is about the waits of one call site: ``kind``, ``op``, a site, ``waiter``, ``waited_for``,
-      ``blocks_host``, ``times``, ``verdict`` (``necessary``, ``redundant``, ``value``, ``no edge``), ``needed`` (how
-      many of them are needed even if the others stay), ``protects`` (findings that would appear without) and
+      ``blocks_host``, ``times``, ``verdict`` (``necessary``, ``redundant``, ``value``, ``no edge``),
+      ``needed`` (how many of them are needed even if the others stay), ``protects`` (findings that would
+      appear without) and
       ``replacement`` (what a call that makes the host wait could be replaced by).
     - A site is ``file``, ``line``, ``function``, and ``stack`` when whole stacks were asked for.
     """

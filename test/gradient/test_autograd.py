@@ -125,6 +125,14 @@ def test_inference_mode_gives_the_same_loss_and_spoils_nothing(
     assert inferred.item() == loss.item()
 
 
+def test_pinned_memory_means_nothing_for_a_model_in_cpu_memory(
+    build: Build, batch: Batch, grads: Grads
+) -> None:
+    expected = one_step(build(), *batch(30), grads)
+    model = build(grad={"layercp_pin_memory": True, "cachecp_pin_memory": True})
+    assert_equal(one_step(model, *batch(30), grads), expected)
+
+
 def test_an_overwritten_checkpoint_is_an_error_and_no_gradient(
     build: Build, batch: Batch, grads: Grads
 ) -> None:

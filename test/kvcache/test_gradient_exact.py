@@ -13,6 +13,8 @@ own: there the error may be 1e-13, some 1e3 roundings, of the largest entry of a
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -25,6 +27,10 @@ from crosscurrent.gradient import GradientArgs, LongContextGradientModel
 from crosscurrent.kvcache.names import CacheConfig, PolicyKind
 from crosscurrent.model.config import MLPKind, ModelConfig
 from crosscurrent.model.transformer import Block, Head, Transformer
+from crosscurrent.trace.simulate import simulate
+
+# Deterministic matrix products need it, and cuBLAS reads it when it is first used.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 TOLERANCE = 1e-9
 CANCELLED = 1e-13
@@ -85,7 +91,9 @@ def make_batch(case: Case) -> tuple[Tensor, Tensor]:
     return ids, targets
 
 
-def long_context_model(case: Case, gpt: Transformer, head: Head) -> LongContextGradientModel:
+def long_context_model(
+    case: Case, gpt: Transformer, head: Head, *, asynchronous: bool = False
+) -> LongContextGradientModel:
     cache = CacheConfig(
         policy=case.policy,
         cache_length=case.cache_lengths,
@@ -97,6 +105,9 @@ def long_context_model(case: Case, gpt: Transformer, head: Head) -> LongContextG
         chunk_size=case.chunk_size,
         layers_per_cell=case.layers_per_cell,
         chunks_per_cell_multiplier=case.multiplier,
+        layercp_pin_memory=asynchronous,
+        cachecp_pin_memory=asynchronous,
+        async_cpu_transfer=asynchronous,
     )
     return LongContextGradientModel(gpt, head, cache=cache, grad=grad)
 
@@ -194,18 +205,20 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert error <= TOLERANCE * gradient.abs().max().item() + floor, f"{name} is off by {error}"
 
 
-def check(case: Case) -> None:
+def check(case: Case, *, device: str = "cpu") -> None:
+    """Compare; on a CUDA device with asynchronous transfers, against the reference in CPU memory."""
     gpt, head = make_models(case)
     ids, targets = make_batch(case)
-    model = long_context_model(case, gpt, head)
+    model = long_context_model(case, gpt, head, asynchronous=device == "cuda")
     expected_loss = reference_loss(case, gpt, head, ids, targets)
     expected_loss.backward()
     expected = gradients(model)
     model.zero_grad()
+    model.to(device)
     loss = model(ids, targets)
     loss.backward()
     assert abs(loss.item() - expected_loss.item()) <= TOLERANCE * abs(expected_loss.item())
-    assert_close(gradients(model), expected)
+    assert_close({name: gradient.cpu() for name, gradient in gradients(model).items()}, expected)
 
 
 @st.composite
@@ -267,6 +280,32 @@ def cases(draw: st.DrawFn) -> Case:
 def test_gradients_are_those_of_plain_autograd(case: Case) -> None:
     note(f"seed {case.seed}")
     check(case)
+
+
+ON_CUDA = [
+    Case(sequence_length=5, num_targets=3, policy=PolicyKind.H2O),
+    Case(sequence_length=7, num_targets=7, tie_embeddings=True),
+    Case(sequence_length=29, num_targets=9, cache_lengths=(6, 8, 7), policy=PolicyKind.H2O, grace_period=2),
+    Case(sequence_length=41, num_targets=41, init_grace_tokens=2, layers_per_cell=2, multiplier=1.7),
+]
+
+
+@pytest.fixture
+def cuda() -> Iterator[str]:
+    """A real device under deterministic algorithms, or a simulated one."""
+    if not torch.cuda.is_available():
+        with simulate():
+            yield "cuda"
+        return
+    was = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield "cuda"
+    torch.use_deterministic_algorithms(was)
+
+
+@pytest.mark.parametrize("case", ON_CUDA, ids=["one-column", "single-token", "h2o", "wide-cells"])
+def test_with_asynchronous_transfers_they_are_the_same(case: Case, cuda: str) -> None:
+    check(case, device=cuda)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)

@@ -75,8 +75,9 @@ class Traffic:
         self._gradients_out, self._caches_out = make_outgoing(lanes, [gradients, caches])
         # The row that a head gradient or a KV checkpoint in CPU memory is for.
         self._sent: dict[CellKey, int] = {}
-        self._replays = Prefetcher(self._replay_fetches())
+        # The head's input first: it is needed first.
         self._cells = Prefetcher(self._cell_fetches())
+        self._replays = Prefetcher(self._replay_fetches())
 
     def receive_replay(self) -> Tensor:
         """The bytes of the record for the next column that is replayed."""

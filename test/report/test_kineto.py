@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from crosscurrent.report import kineto
+from crosscurrent.report.bounds import bounds
 from crosscurrent.report.costs import Direction
-from crosscurrent.report.overlap import analyse, bounds
+from crosscurrent.report.overlap import analyse
 from crosscurrent.trace.records import Site
 
 COMPUTE, FETCH = 7, 13

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from crosscurrent.report.bounds import bounds
 from crosscurrent.report.costs import Direction
 from crosscurrent.report.makespan import Mark, Step, Stop, Wait, Work
-from crosscurrent.report.overlap import Activity, Blocked, Timeline, analyse, bounds
+from crosscurrent.report.overlap import Activity, Blocked, Timeline, analyse
 from crosscurrent.trace.records import Site
 
 IN, OUT = Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST

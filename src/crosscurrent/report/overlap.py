@@ -25,19 +25,17 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from crosscurrent.report.bounds import Bounds, bounds
 from crosscurrent.report.costs import Direction
 from crosscurrent.report.intervals import Span, common, length, united, without
-from crosscurrent.report.makespan import Step, Stop, Work, play
+from crosscurrent.report.makespan import Step
 from crosscurrent.report.overlap_json import as_json
 from crosscurrent.report.overlap_text import definitions, sentences, tables
 from crosscurrent.report.source import place_of
-from crosscurrent.trace.records import HOST, Site
+from crosscurrent.trace.records import Site
 
 MAX_COPIES = 5
 """Single copies that are named."""
-
-MAX_OBSTACLES = 8
-"""Waits for which the makespan without them is worked out."""
 
 
 class Activity(NamedTuple):
@@ -105,29 +103,6 @@ class BlockedPart(NamedTuple):
     site: Site | None
     num: int
     time: int
-
-
-class Obstacle(NamedTuple):
-    """A wait on the critical path, and what the makespan would lose without it."""
-
-    call: str
-    site: Site | None
-    gain: int
-
-
-class Bounds(NamedTuple):
-    """Makespans of the same work: ``busiest <= edges <= `` what it took.
-
-    ``edges``: every operation as early as program order on its lane and the sync edges allow, host waits
-    included, and issuing for free: the critical path. ``device_edges``: without the host waits.
-    ``busiest``: the work of one kind on the one lane that has most of it; nothing can be faster.
-    """
-
-    edges: int
-    device_edges: int
-    busiest: int
-    busiest_name: str
-    obstacles: tuple[Obstacle, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,39 +198,6 @@ def analyse(timeline: Timeline) -> Overlap:
         modelled=timeline.modelled,
         num_devices=len(devices),
     )
-
-
-def bounds(program: Sequence[Step], waits: Sequence[tuple[str, Site | None] | None]) -> Bounds:
-    """The makespans that the sync edges of a program allow, and which waits hold it up."""
-    run = play(program, host_is_free=True)
-    stops = {i for i, step in enumerate(program) if isinstance(step, Stop)}
-    on_path = list(dict.fromkeys(waits[edge] for edge in run.edges))
-    obstacles = []
-    for wait in on_path[:MAX_OBSTACLES]:
-        if wait is None:
-            continue
-        same = {i for i, other in enumerate(waits) if other == wait}
-        shorter = play(program, host_is_free=True, dropped=same).makespan
-        obstacles.append(Obstacle(*wait, run.makespan - shorter))
-    obstacles.sort(key=lambda obstacle: -obstacle.gain)
-    busiest = max(_totals(program).items(), key=lambda item: item[1], default=((HOST, ""), 0))
-    return Bounds(
-        edges=run.makespan,
-        device_edges=play(program, host_is_free=True, dropped=stops).makespan,
-        busiest=busiest[1],
-        busiest_name=busiest[0][1] or "the host",
-        obstacles=tuple(obstacles),
-    )
-
-
-def _totals(program: Iterable[Step]) -> dict[tuple[int, str], int]:
-    """Work by lane and kind."""
-    totals: dict[tuple[int, str], int] = {}
-    for step in program:
-        if isinstance(step, Work):
-            key = (step.lane, step.kind)
-            totals[key] = totals.get(key, 0) + step.duration
-    return totals
 
 
 def _part(name: str, copies: Sequence[Activity], kernels: dict[int, list[Span]]) -> Part:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from crosscurrent.report.overlap import Bounds, Overlap, Part
+    from crosscurrent.report.bounds import Bounds
+    from crosscurrent.report.overlap import Overlap, Part
     from crosscurrent.trace.records import Site
 
 FORMAT = "crosscurrent overlap"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from crosscurrent.report.source import bytes_of, place_of, time_of
 
 if TYPE_CHECKING:
-    from crosscurrent.report.overlap import Bounds, Obstacle, Overlap, Part
+    from crosscurrent.report.bounds import Bounds, Obstacle
+    from crosscurrent.report.overlap import Overlap, Part
     from crosscurrent.trace.records import Site
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]

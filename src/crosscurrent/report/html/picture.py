@@ -1,19 +1,16 @@
 """The lanes around a race, drawn: time runs downwards, one column a lane.
 
-What is shown is chosen from the trace: the two accesses, the sync calls that might have ordered them,
-what else touched the same memory in between, and the nearest neighbours. Rows that are left out are
-counted where they are missing.
+``scene`` chooses what is shown. Records that are left out are counted where they are missing.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from crosscurrent.races.causes import RaceKind
 from crosscurrent.races.findings import Finding
 from crosscurrent.report.html.markup import Markup, element, joined
+from crosscurrent.report.html.scene import Scene, holds
 from crosscurrent.report.source import short_op, short_place
 from crosscurrent.trace.records import (
     HOST,
@@ -28,14 +25,8 @@ from crosscurrent.trace.records import (
     WaitEvent,
 )
 
-ROWS = 14
-"""Records drawn for one finding, at most."""
-
 LANES = 4
 """Columns drawn for one finding, at most."""
-
-SEARCH = 4_000
-"""Records looked at on either side of a race for something worth drawing."""
 
 COLUMN, ROW, TOP, GAP, BOX = 148, 50, 44, 26, 36
 
@@ -51,17 +42,6 @@ class _Row:
     kind: str = "op"
     skipped: int = 0
     y: int = 0
-
-
-@dataclass(slots=True)
-class _Chosen:
-    """The records to draw, the most important first."""
-
-    indices: dict[int, None] = field(default_factory=dict)
-
-    def take(self, record: Record | None) -> None:
-        if record is not None and len(self.indices) < ROWS:
-            self.indices[record.index] = None
 
 
 def picture(finding: Finding, records: Sequence[Record], info: TraceInfo) -> Markup:
@@ -95,107 +75,23 @@ def picture(finding: Finding, records: Sequence[Record], info: TraceInfo) -> Mar
 
 
 def _rows(finding: Finding, records: Sequence[Record], info: TraceInfo) -> list[_Row]:
-    first, second = finding.first.index, finding.second.index
-    ends = (_at(records, first), _at(records, second))
-    if ends[0] is None or ends[1] is None:
-        return [
-            _row(Op(side.index, side.lane_index, side.op, -1, ()), finding, info)
-            for side in (finding.first, finding.second)
-        ]
-    chosen = _choose(finding, records)
-    indices = sorted(chosen.indices)
-    lanes = {finding.first.lane_index, finding.second.lane_index}
+    sides = (finding.first, finding.second)
+    if not all(holds(records, side.index) for side in sides):
+        return [_row(Op(side.index, side.lane_index, side.op, -1, ()), finding, info) for side in sides]
+    scene = Scene(finding, records)
+    lanes = {side.lane_index for side in sides}
     rows: list[_Row] = []
-    previous = None
-    for index in indices:
-        record = _at(records, index)
-        assert record is not None
+    previous: Record | None = None
+    for record in scene.chosen:
         row = _row(record, finding, info)
-        if row.lane not in lanes:
-            if len(lanes) == LANES:
-                continue
-            lanes.add(row.lane)
-        if previous is not None and (skipped := _between(records, previous, index)):
+        if row.lane not in lanes and len(lanes) == LANES:
+            continue
+        lanes.add(row.lane)
+        if previous is not None and (skipped := scene.left_out(previous, record)):
             rows.append(_Row(None, skipped=skipped))
         rows.append(row)
-        previous = index
+        previous = record
     return rows
-
-
-def _choose(finding: Finding, records: Sequence[Record]) -> _Chosen:
-    """What to draw: the pair, then what bears on its order, then what lies near."""
-    first, second = finding.first, finding.second
-    start, stop = _position(records, first.index), _position(records, second.index)
-    chosen = _Chosen()
-    chosen.take(records[start])
-    chosen.take(records[stop])
-    recordings = {
-        record.event: record
-        for record in records[max(0, start - SEARCH) : stop]
-        if isinstance(record, RecordEvent)
-    }
-    if finding.kind is RaceKind.REUSE:
-        blocks = {first.block: Free, second.block: Alloc}
-        for record in records[start:stop]:
-            if isinstance(record, Free | Alloc) and isinstance(record, blocks.get(record.block, ())):
-                chosen.take(record)
-    waits = 0
-    for record in reversed(records[max(0, start - SEARCH) : stop]):
-        if not _is_wait(record, second.lane_index):
-            continue
-        source = recordings.get(record.event) if record.event is not None else None  # type: ignore[union-attr]
-        between = record.index > first.index
-        if between or (source is not None and source.lane == first.lane_index):
-            chosen.take(record)
-            chosen.take(source)
-            waits += 1
-        if waits == 3 or (waits and not between):
-            break
-    for record in records[start + 1 : min(stop, start + SEARCH)]:
-        # An event that does cover the first access, and that nobody waits for, is half of the fix.
-        if isinstance(record, RecordEvent) and record.lane == first.lane_index:
-            chosen.take(record)
-            break
-    touching = [
-        record
-        for record in records[start + 1 : min(stop, start + SEARCH)]
-        if isinstance(record, Op) and any(access.block == first.block for access in record.accesses)
-    ]
-    for record in touching[:1] + touching[-1:]:
-        chosen.take(record)
-    # The edges that do exist: what the two accesses themselves were made to wait for last.
-    for side, position in ((first, start), (second, stop)):
-        for record in reversed(records[max(0, position - SEARCH) : position]):
-            if isinstance(record, WaitEvent) and record.lane == side.lane_index:
-                chosen.take(recordings.get(record.event))
-                chosen.take(record)
-                break
-    for record in _neighbours(finding, records, start, stop):
-        chosen.take(record)
-    return chosen
-
-
-def _neighbours(finding: Finding, records: Sequence[Record], start: int, stop: int) -> Iterator[Record]:
-    """The nearest operations of the two lanes, before, between and after the pair."""
-    lanes = (finding.first.lane_index, finding.second.lane_index)
-
-    def near(positions: range, lane: int) -> Iterator[Record]:
-        for position in positions:
-            record = records[position]
-            if isinstance(record, Op) and record.lane == lane and record.accesses:
-                yield record
-                return
-
-    yield from near(range(start - 1, max(-1, start - 1 - SEARCH), -1), lanes[0])
-    yield from near(range(start + 1, min(stop, start + SEARCH)), lanes[0])
-    yield from near(range(stop - 1, max(start, stop - SEARCH), -1), lanes[1])
-    yield from near(range(stop + 1, min(len(records), stop + SEARCH)), lanes[1])
-
-
-def _is_wait(record: Record, lane: int) -> bool:
-    if isinstance(record, WaitEvent):
-        return record.lane == lane
-    return isinstance(record, HostWait) and (record.event is not None or bool(record.lanes))
 
 
 def _row(record: Record, finding: Finding, info: TraceInfo) -> _Row:
@@ -316,21 +212,3 @@ def _arrow(source: _Row, target: _Row, column: dict[int, int], kind: str) -> Mar
 
 def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else text[: room - 1] + "\u2026"
-
-
-def _position(records: Sequence[Record], index: int) -> int:
-    if index < len(records) and records[index].index == index:
-        return index
-    return bisect_left(records, index, key=lambda record: record.index)
-
-
-def _at(records: Sequence[Record], index: int) -> Record | None:
-    position = _position(records, index)
-    if 0 <= position < len(records) and records[position].index == index:
-        return records[position]
-    return None
-
-
-def _between(records: Sequence[Record], start: int, stop: int) -> int:
-    """How many records lie between two that are drawn."""
-    return _position(records, stop) - _position(records, start) - 1

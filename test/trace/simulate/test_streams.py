@@ -259,3 +259,49 @@ def test_pinned_arrays_are_accesses_of_the_host(simulation: Simulation, listener
     ]
     torch.ones(3).numpy()
     assert len([what for what in listener.heard if what[0] == "host"]) == 2
+
+
+def test_values_read_by_torch_tensor_are_seen(simulation: Simulation, listener: Any) -> None:
+    """PyTorch reads them below every dispatch mode."""
+    scalars = [torch.tensor(1.0, device="cuda"), torch.tensor(2.0, device="cuda")]
+    pinned = torch.ones(3, pin_memory=True)
+    listener.heard.clear()
+    torch.tensor(scalars)
+    assert [name for name, _ in listener.ops() if name == "_to_copy"] == ["_to_copy", "_to_copy"]
+    torch.tensor(pinned)
+    assert ("clone", 0) in listener.ops()
+
+
+def test_streams_are_left_in_reverse_order(simulation: Simulation) -> None:
+    outer, inner = torch.cuda.Stream(), torch.cuda.Stream()
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(RuntimeError, match="left before a stream that was entered later"):
+        outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    outer.__exit__(None, None, None)
+    with pytest.raises(RuntimeError, match="or twice"):
+        outer.__exit__(None, None, None)
+    assert torch.cuda.current_stream().stream_id == 0
+
+
+def test_one_stream_object_entered_in_two_threads(simulation: Simulation) -> None:
+    stream, inside, leave = torch.cuda.Stream(), threading.Event(), threading.Event()
+    after: list[int] = []
+
+    def work() -> None:
+        torch.cuda.set_stream(other)
+        with stream:
+            inside.set()
+            leave.wait()
+        after.append(torch.cuda.current_stream().stream_id)
+
+    other = torch.cuda.Stream()
+    thread = threading.Thread(target=work)
+    thread.start()
+    inside.wait()
+    with stream:
+        leave.set()
+        thread.join()
+    assert torch.cuda.current_stream().stream_id == 0
+    assert after == [other.stream_id]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -295,3 +296,33 @@ def test_sparse_device_tensors_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="dense strided"):
         torch.eye(3, device="cuda").to_sparse()
     assert torch.eye(3).to_sparse().is_sparse
+
+
+def test_what_the_host_would_do_by_itself_is_refused_as_on_a_gpu() -> None:
+    tensor = torch.ones(3, device="cuda")
+    for call in (lambda: tensor.apply_(lambda x: x), lambda: tensor.map_(tensor, lambda x, y: x)):
+        with pytest.raises(TypeError, match="only implemented on CPU tensors"):
+            call()
+    assert torch.ones(2).apply_(lambda x: x + 1).tolist() == [2.0, 2.0]
+    with pytest.raises(NotImplementedError, match="to_dlpack"):
+        torch.utils.dlpack.to_dlpack(tensor)
+
+
+def test_tensors_made_from_tensors() -> None:
+    device = [torch.tensor(float(i), dtype=torch.float64, device="cuda") for i in range(2)]
+    assert torch.tensor(device).dtype == torch.float64
+    assert torch.tensor(device).device.type == "cpu"
+    assert torch.tensor([device, device], device="cuda:1").tolist() == [[0.0, 1.0], [0.0, 1.0]]
+    copied = torch.tensor(torch.ones(2, device="cuda:1"))
+    assert copied.device.index == 1
+    source = torch.ones(2, device="cuda")
+    assert torch.as_tensor(source) is source
+    assert torch.as_tensor(source, dtype=torch.float64).is_cuda
+    assert torch.asarray(source, copy=True) is not source
+
+
+def test_pickled_tensors_stay_on_their_device() -> None:
+    tensor = torch.arange(3, device="cuda:1")
+    clone = pickle.loads(pickle.dumps(tensor))
+    assert clone.device.index == 1
+    assert clone.tolist() == [0, 1, 2]

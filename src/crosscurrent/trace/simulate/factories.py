@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -77,19 +79,44 @@ def _from_data(simulation: Simulation, real: Callable[..., Tensor], *, copies: b
         if wanted is None:
             wanted = data.device if isinstance(data, Tensor) else default_device()
         device = simulation.full_device(wanted)
+        if isinstance(data, Tensor):
+            # PyTorch would copy it where no mode can see.
+            data = data.detach().clone() if copies else data
+            data = data if device is None else data.to(device)
+        elif isinstance(data, (list, tuple)):
+            data, dtype = _values(data)
+            if dtype is not None and not args:
+                kwargs.setdefault("dtype", dtype)
         if device is None or device.type != "cuda":
-            if isinstance(data, Tensor) and data.is_cuda:
-                data = data.detach().cpu() if copies else data.cpu()
             pinned = kwargs.pop("pin_memory", False)
-            made = real(data, *args, device=device or _CPU, **kwargs)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="To copy construct from a tensor")
+                made = real(data, *args, device=device or _CPU, **kwargs)
             return made.pin_memory() if pinned else made
         grad = kwargs.pop("requires_grad", False)
         kwargs.pop("pin_memory", None)
         if isinstance(data, Tensor):
-            made = data.detach().clone() if copies or kwargs.pop("copy", False) else data
-            made = made.to(device, kwargs.get("dtype", args[0] if args else None))
+            made = data.clone() if kwargs.pop("copy", False) else data
+            made = made.to(kwargs.get("dtype", args[0] if args else None) or made.dtype)
         else:
             made = move(real(data, *args, device=_CPU, **kwargs), device)
         return made.requires_grad_() if grad else made
 
     return factory
+
+
+def _values(data: Any) -> tuple[Any, torch.dtype | None]:
+    """Nested lists with the tensors in them as plain values, and the dtype of those tensors.
+
+    PyTorch would read them where no mode can see.
+    """
+    if isinstance(data, Tensor):
+        return data.tolist(), data.dtype
+    if not isinstance(data, (list, tuple)) or not any(isinstance(one, (Tensor, list, tuple)) for one in data):
+        return data, None
+    pairs = [_values(one) for one in data]
+    dtypes = [dtype for _, dtype in pairs]
+    known = [dtype for dtype in dtypes if dtype is not None]
+    # Without a tensor everywhere, plain numbers take part in the choice, and PyTorch makes it.
+    common = functools.reduce(torch.promote_types, known) if len(known) == len(dtypes) else None
+    return [values for values, _ in pairs], common

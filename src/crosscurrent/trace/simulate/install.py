@@ -136,6 +136,7 @@ def _install_parsing(simulation: Simulation, patches: Patches) -> None:
     patches.set(torch._C._nn, "_parse_to", parse_to)
     _install_grouping(patches)
     _install_compile(patches)
+    _install_dlpack(simulation, patches)
     _install_one_hot(patches)
 
 
@@ -152,6 +153,21 @@ def _install_one_hot(patches: Patches) -> None:
 
     replace_builtin(patches, torch._C._nn, "one_hot", one_hot)
     patches.set(torch.nn.functional, "one_hot", one_hot)
+
+
+def _install_dlpack(simulation: Simulation, patches: Patches) -> None:
+    module: Any = torch.utils.dlpack
+    real: Any = module.to_dlpack
+
+    def to_dlpack(tensor: torch.Tensor) -> Any:
+        if simulation.memory.device_of(tensor) >= 0:
+            raise NotImplementedError(
+                "simulated CUDA cannot share device memory (torch.utils.dlpack.to_dlpack)"
+            )
+        return real(tensor)
+
+    patches.set(module, "to_dlpack", to_dlpack)
+    patches.set(torch._C, "_to_dlpack", to_dlpack)
 
 
 def _install_compile(patches: Patches) -> None:

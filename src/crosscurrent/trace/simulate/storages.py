@@ -115,7 +115,11 @@ def _refused(name: str) -> Any:
 
 
 def _elements(simulation: Simulation) -> dict[str, object]:
+    real_write = _base._write_file
     real_get, real_set, real_share = _base.__getitem__, _base.__setitem__, UntypedStorage.share_memory_
+
+    def write_file(self: UntypedStorage, *args: Any) -> None:
+        real_write(_bytes_of(self).cpu().untyped_storage() if self.is_cuda else self, *args)
 
     def fill_(self: UntypedStorage, value: int) -> UntypedStorage:
         _bytes_of(self).fill_(value)
@@ -142,8 +146,9 @@ def _elements(simulation: Simulation) -> dict[str, object]:
         shared: UntypedStorage = real_share(self, *args, **kwargs)
         return shared
 
-    shares = ("_share_cuda_", "_new_shared_cuda", "_release_ipc_counter_cuda")
+    shares: tuple[str, ...] = ("_share_cuda_", "_new_shared_cuda", "_release_ipc_counter_cuda")
     return {name: _refused(name) for name in shares} | {
+        "_write_file": write_file,
         "fill_": fill_,
         "tolist": tolist,
         "__getitem__": getitem,

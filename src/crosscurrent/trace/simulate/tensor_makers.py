@@ -60,7 +60,19 @@ def _host_views(simulation: Simulation) -> dict[str, object]:
         told(self, "__dlpack__")
         return real_dlpack(self, *args, **kwargs)
 
-    return {"numpy": numpy, "tolist": tolist, "__dlpack__": dlpack}
+    def for_the_host_only(name: str) -> Callable[..., Tensor]:
+        real: Callable[..., Tensor] = getattr(_base, name)
+
+        def method(self: Tensor, *args: Any) -> Tensor:
+            if memory.device_of(self) >= 0:
+                raise TypeError(f"{name} is only implemented on CPU tensors")
+            told(self, name)
+            return real(self, *args)
+
+        return method
+
+    each = {name: for_the_host_only(name) for name in ("apply_", "map_", "map2_")}
+    return each | {"numpy": numpy, "tolist": tolist, "__dlpack__": dlpack}
 
 
 def _factories(simulation: Simulation) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -185,6 +186,21 @@ def test_program_that_raises_is_let_through_and_judged(machine: Any) -> None:
             no_race()
     assert len(watch.findings) == 1
     assert second.findings == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a forked process cannot use a real device")
+def test_child_of_a_fork_is_not_watched(machine: Any) -> None:
+    with machine(), crosscurrent.watch(trace=True) as watch:
+        torch.zeros(4, device="cuda")
+        num = len(watch.records)
+        child = os.fork()
+        if child == 0:
+            torch.ones(4).add_(1)
+            watch.__exit__(None, None, None)
+            os._exit(0 if len(watch.records) == num else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        race()
+    assert len(watch.findings) == 1
 
 
 def test_what_happens_after_the_watch_is_not_seen(machine: Any) -> None:

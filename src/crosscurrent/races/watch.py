@@ -7,6 +7,7 @@ which advice, schedules and timelines need.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -64,6 +65,15 @@ _entered: list[Watch] = []
 """The watches of this process that are entered now, outermost first."""
 
 
+def _after_fork() -> None:
+    """A child process is not watched: its parent's watch goes on in the parent."""
+    while _entered:
+        _entered.pop().abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Watch:
     """What was seen while it was entered. Made by :func:`watch`, used once."""
 
@@ -75,6 +85,7 @@ class Watch:
         self._tracer: Tracer | None = None
         self._source: _Source | None = None
         self._thread = 0
+        self._is_abandoned = False
         self._findings: list[Finding] | None = None
         self._advice: list[Advice] | None = None
 
@@ -100,6 +111,8 @@ class Watch:
         traceback: TracebackType | None,
     ) -> None:
         tracer, source = self._tracer, self._source
+        if self._is_abandoned:
+            return
         if tracer is None:
             raise WrongUseError("this watch was left without having been entered")
         if source is None:
@@ -116,6 +129,12 @@ class Watch:
             source.detach(tracer)
         finally:
             tracer.close()
+
+    def abandon(self) -> None:
+        """See nothing any more, and undo nothing: for the child of a fork."""
+        self._is_abandoned = True
+        if self._source is not None and self._tracer is not None:
+            self._source.detach(self._tracer)
 
     @property
     def tracer(self) -> Tracer:

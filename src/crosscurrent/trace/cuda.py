@@ -13,6 +13,7 @@ what came before it.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -121,6 +122,7 @@ class CudaSource:
     def __init__(self) -> None:
         self.environment = CudaEnvironment()
         self.tracer: Tracer | None = None
+        self._process = os.getpid()
         self._local = _Local()
         self._mode: CudaDispatch | None = None
         self._patches = Patches()
@@ -143,8 +145,11 @@ class CudaSource:
             raise
 
     def detach(self, tracer: Tracer) -> None:
-        """Tell it nothing any more, and put everything back."""
+        """Tell it nothing any more, and put everything back; the child of a fork leaves it as it is."""
         assert tracer is self.tracer, "a source belongs to one tracer"
+        if os.getpid() != self._process:
+            self.tracer = None
+            return
         try:
             if self._mode is not None:
                 self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Graphs: TypeAlias = weakref.WeakKeyDictionary[Any, tuple[Captured, int]]
 
+_ALIAS = "the memory is shared under another name: what is done to it there is not put together with the rest"
 _UNSEEN_KERNEL = "a Triton kernel: tell what it touches with crosscurrent.access"
 
 
@@ -56,6 +57,7 @@ def install(source: CudaSource, patches: Patches) -> None:
     patches.replace(torch.cuda.Stream, "query", functools.partial(_stream_query, source))
     patches.replace(torch.Tensor, "numpy", functools.partial(_numpy, source))
     patches.replace(torch.Tensor, "tolist", functools.partial(_tolist, source))
+    patches.replace(torch.Tensor, "__dlpack__", functools.partial(_dlpack, source))
     patches.replace(torch.UntypedStorage, "resize_", functools.partial(_storage_resize, source))
     graphs: Graphs = weakref.WeakKeyDictionary()
     patches.replace(torch.cuda.CUDAGraph, "capture_begin", functools.partial(_capture_begin, source))
@@ -125,6 +127,15 @@ def _tolist(source: CudaSource, before: Any) -> Any:
         return before(tensor)
 
     return tolist
+
+
+def _dlpack(source: CudaSource, before: Any) -> Any:
+    def dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if source.tracer is not None:
+            source.tracer.unknown("Tensor.__dlpack__", _ALIAS)
+        return before(tensor, *args, **kwargs)
+
+    return dlpack
 
 
 def _storage_resize(source: CudaSource, before: Any) -> Any:

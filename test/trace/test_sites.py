@@ -1,0 +1,75 @@
+"""Call sites: the innermost frame that is neither torch's nor the verifier's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import crosscurrent
+from crosscurrent.trace.sites import Sites
+
+PACKAGE = crosscurrent.__file__.removesuffix("__init__.py")
+
+
+def tap(sites: Sites) -> int:
+    """Stands for a tap, which ``Sites`` does not look at."""
+    return sites.here()
+
+
+def through(filename: str, call: Callable[[], Any]) -> Callable[[], Any]:
+    """``call``, called by a function that seems to come from a file."""
+    names: dict[str, Any] = {}
+    exec(compile("def f(call):\n    return call()\n", filename, "exec"), names)
+    return partial(names["f"], call)
+
+
+def test_line_of_the_caller_is_found_once() -> None:
+    sites = Sites()
+    first, again = [tap(sites) for _ in range(2)]
+    other = tap(sites)
+    assert first == again
+    assert first != other
+    site = sites.sites[other]
+    assert site.file == __file__
+    assert site.function == "test_line_of_the_caller_is_found_once"
+    assert site.line == test_line_of_the_caller_is_found_once.__code__.co_firstlineno + 3
+
+
+@pytest.mark.parametrize(
+    "filename",
+    [torch.__file__, *(f"{PACKAGE}{part}" for part in ("trace/tracer.py", "races/watch.py"))],
+)
+def test_frames_of_torch_and_of_the_verifier_are_passed_over(filename: str) -> None:
+    sites = Sites()
+    through(filename, through(filename, partial(tap, sites)))()
+    assert [site.file for site in sites.sites] == [__file__]
+
+
+@pytest.mark.parametrize("part", ["gradient/transfer.py", "kvcache/buffers.py", "model/transformer.py"])
+def test_the_gradient_is_user_code(part: str) -> None:
+    """The verifier looks at this package's own gradient, cache and models from outside."""
+    sites = Sites()
+    through(f"{PACKAGE}{part}", through(torch.__file__, partial(tap, sites)))()
+    assert [site.file for site in sites.sites] == [f"{PACKAGE}{part}"]
+
+
+def test_place_is_turned_into_a_site_later() -> None:
+    sites = Sites()
+    place = through("user.py", through("callback.py", sites.place))()
+    assert sites.sites == []
+    site = sites.sites[sites.at(place)]
+    assert (site.file, site.line, site.function) == ("user.py", 2, "f")
+
+
+def test_full_stack_has_no_internal_frames() -> None:
+    sites = Sites(full_stack=True)
+    through(torch.__file__, through("user.py", through(torch.__file__, partial(tap, sites))))()
+    (site,) = sites.sites
+    assert site.file == "user.py"
+    files = [file for file, _, _ in site.stack]
+    assert files[-2:] == [__file__, "user.py"]
+    assert torch.__file__ not in files

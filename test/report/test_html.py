@@ -304,3 +304,14 @@ def test_names_that_are_no_text_do_not_cost_the_report(tmp_path: Path) -> None:
     report = Report(title=name, verdict=Verdict.RACE_FREE)
     html.write(report, tmp_path / "report.html")
     assert "caf" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_page_of_overlap_alone_speaks_of_no_races(ordered: Any) -> None:
+    found = overlap_of_records(ordered.records, ordered.info)
+    report = Report(title="train.py", verdict=Verdict.MEASURED, overlap=found, simulated=True)
+    words = Page(html.render(report)).words
+    assert found.hidden_share is not None
+    assert f"{100 * found.hidden_share:.0f} % of the transfers hidden" in words
+    assert "Overlap (model)" in words
+    for part in ("race", "Host waits", "Sync calls", "missing edge"):
+        assert part not in words.replace("Races were not looked for", "")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from crosscurrent.races.advice import Advice
 from crosscurrent.races.findings import Finding
 from crosscurrent.report.costs import Rates
+from crosscurrent.report.source import percent
 from crosscurrent.trace.records import Record, Site, TraceInfo
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ class Verdict(Enum):
 
     NO_VERDICT = "no verdict"
     """Nothing bad was found, but not everything could be looked at."""
+
+    MEASURED = "measured"
+    """Nobody looked for races, only at the overlap."""
 
 
 class HostWaits(NamedTuple):
@@ -114,6 +118,9 @@ class Report:
         count = len(self.findings)
         if self.verdict is Verdict.RACES or count:
             return "1 race" if count == 1 else f"{count} races"
+        if self.verdict is Verdict.MEASURED:
+            share = None if self.overlap is None else self.overlap.hidden_share
+            return "Nothing to hide" if share is None else f"{percent(share)} of the transfers hidden"
         return {
             Verdict.RACE_FREE: "No race",
             Verdict.FAILED: "Failed",
@@ -135,6 +142,8 @@ class Report:
             return f"{edges}: {pairs:,} pair{'s' * (pairs != 1)} of operations may run in either order."
         if self.verdict is Verdict.RACE_FREE:
             return "Every schedule that the sync edges of this run allow gives the same bits."
+        if self.verdict is Verdict.MEASURED:
+            return "How much of the copies ran behind kernels. Races were not looked for."
         if self.unknown:
             return "Nothing bad was found, but some calls could not be understood; they are listed below."
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crosscurrent.report.source import bytes_of, place_of, time_of
+from crosscurrent.report.source import bytes_of, percent, place_of, time_of
 
 if TYPE_CHECKING:
     from crosscurrent.report.bounds import Bounds, Obstacle
@@ -55,7 +55,7 @@ def _hidden(overlap: Overlap) -> list[str]:
     if share is None:
         return ["There is no transfer between host and device: nothing to hide."]
     return [
-        f"{_percent(share)} of the transfer time ran behind kernels: {time_of(overlap.hidden)} of "
+        f"{percent(share)} of the transfer time ran behind kernels: {time_of(overlap.hidden)} of "
         f"{time_of(overlap.transfer)}; {time_of(overlap.exposed)} was exposed."
     ]
 
@@ -69,16 +69,16 @@ def _why_small(overlap: Overlap) -> list[str]:
         f"Hiding all of the rest would save at most {time_of(overlap.exposed)} of {time_of(overlap.total)}"
     )
     if overlap.transfer <= WORTH_SAYING * overlap.total:
-        return [f"{could} ({_percent(gain)}): there is little to transfer. The time goes elsewhere."]
+        return [f"{could} ({percent(gain)}): there is little to transfer. The time goes elsewhere."]
     if gain <= WORTH_SAYING:
-        return [f"{could} ({_percent(gain)}): the transfers are hidden already."]
+        return [f"{could} ({percent(gain)}): the transfers are hidden already."]
     if overlap.transfer > overlap.kernel:
         return [
             f"Copies take longer than kernels ({time_of(overlap.transfer)} and {time_of(overlap.kernel)}): "
-            f"kernels can hide at most {_percent(overlap.kernel / overlap.transfer)} of them. "
+            f"kernels can hide at most {percent(overlap.kernel / overlap.transfer)} of them. "
             "Move fewer bytes (quantize, recompute), or compute more for each."
         ]
-    return [f"{could} ({_percent(gain)})."]
+    return [f"{could} ({percent(gain)})."]
 
 
 def _blocked(overlap: Overlap) -> list[str]:
@@ -90,7 +90,7 @@ def _blocked(overlap: Overlap) -> list[str]:
         noun = "call" if calls == 1 else "calls"
         where = "" if worst.site is None else f" at {place_of(worst.site)}"
         found.append(
-            f"The host was blocked in {calls:,} {noun} for {time_of(overlap.blocked)} ({_percent(share)}); "
+            f"The host was blocked in {calls:,} {noun} for {time_of(overlap.blocked)} ({percent(share)}); "
             f"the longest were {worst.call}{where}, {time_of(worst.time)}. While blocked it issues nothing."
         )
     else:
@@ -183,7 +183,7 @@ def tables(overlap: Overlap) -> list[Table]:
 
 
 def _row(part: Part) -> tuple[str, ...]:
-    share = _percent(part.hidden / part.time) if part.time else "-"
+    share = percent(part.hidden / part.time) if part.time else "-"
     return (
         part.name,
         f"{part.num:,}",
@@ -196,12 +196,3 @@ def _row(part: Part) -> tuple[str, ...]:
 
 def _place(site: Site | None) -> str:
     return "unknown place" if site is None else f"{place_of(site)} {site.function}".strip()
-
-
-def _percent(share: float) -> str:
-    """A share that is not the whole never reads 100 %, nor does something read 0 %."""
-    if 0.995 <= share < 1:
-        return "99 %"
-    if 0 < share < 0.01:
-        return "under 1 %"
-    return f"{100 * share:.0f} %"

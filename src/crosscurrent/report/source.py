@@ -79,3 +79,12 @@ def time_of(nanoseconds: int) -> str:
             break
         value /= 1000
     return f"{value:.0f} {unit}" if value >= 100 or unit == "ns" else f"{value:.3g} {unit}"
+
+
+def percent(share: float) -> str:
+    """A share that is not the whole never reads 100 %, nor does something read 0 %."""
+    if 0.995 <= share < 1:
+        return "99 %"
+    if 0 < share < 0.01:
+        return "under 1 %"
+    return f"{100 * share:.0f} %"

@@ -42,7 +42,7 @@ def show(report: Report, console: Console) -> None:
         _print(console, text, plain=plain)
         _print(console, Text(), plain=plain)
     for section in report.sections:
-        _table(console, section.title, section.columns, section.rows)
+        _table(console, section.title, section.columns, section.rows, good=section.good)
         if section.text:
             _print(console, Text(section.text), plain=plain)
     _table(
@@ -177,7 +177,8 @@ def _why(item: Advice) -> str:
 
 def _verdict(report: Report) -> Text:
     bad = bool(report.findings) or report.verdict in (Verdict.RACES, Verdict.FAILED)
-    style = "bold red" if bad else "bold green" if report.verdict is Verdict.RACE_FREE else "bold yellow"
+    styles = {Verdict.RACE_FREE: "bold green", Verdict.MEASURED: "bold"}
+    style = "bold red" if bad else styles.get(report.verdict, "bold yellow")
     text = Text(report.headline.lower(), style)
     text.append(f" in {report.title}" + (" (simulated CUDA)" if report.simulated else ""), "default")
     if report.sentence:
@@ -192,6 +193,7 @@ def _table(
     rows: Iterable[Sequence[str]],
     *,
     right: Iterable[int] = (),
+    good: Sequence[bool | None] = (),
 ) -> None:
     """A table on a terminal; elsewhere columns of plain text, as wide as they have to be."""
     rows = [tuple(row) for row in rows]
@@ -208,8 +210,9 @@ def _table(
     table = Table(title=heading, title_justify="left", title_style="bold", pad_edge=False, show_edge=False)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number in set(right) else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+    styles = {True: "green", False: "bold red", None: ""}
+    for number, row in enumerate(rows):
+        table.add_row(*map(Text, row), style=styles[good[number]] if good else "")
     console.print(table)
     console.print()
 

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from crosscurrent.report.document import Report, Verdict
 from crosscurrent.report.html.findings import findings
-from crosscurrent.report.html.markup import Markup, element
+from crosscurrent.report.html.markup import Child, Markup, element
 from crosscurrent.report.html.tables import advice, environment, host_waits, overlap, sections, unknown
 from crosscurrent.report.html.timeline import timeline
+from crosscurrent.report.source import time_of
 
 
 def write(report: Report, path: Path) -> None:
@@ -51,11 +52,7 @@ def render(report: Report) -> str:
         element(
             "main",
             _verdict(report),
-            findings(report),
-            sections(report),
-            host_waits(report),
-            advice(report),
-            unknown(report),
+            [] if report.verdict is Verdict.MEASURED else _races(report),
             overlap(report),
             timeline(report),
             environment(report),
@@ -66,10 +63,15 @@ def render(report: Report) -> str:
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 
+def _races(report: Report) -> list[Child]:
+    return [findings(report), sections(report), host_waits(report), advice(report), unknown(report)]
+
+
 def _verdict(report: Report) -> Markup:
     bad = bool(report.findings) or report.verdict in (Verdict.RACES, Verdict.FAILED)
-    mood = "bad" if bad else "good" if report.verdict is Verdict.RACE_FREE else "unsure"
-    mark = {"bad": "\u2717", "good": "\u2713", "unsure": "?"}[mood]
+    moods = {Verdict.RACE_FREE: "good", Verdict.MEASURED: "measured"}
+    mood = "bad" if bad else moods.get(report.verdict, "unsure")
+    mark = {"bad": "\u2717", "good": "\u2713", "unsure": "?", "measured": "%"}[mood]
     return element(
         "header",
         element("p", "crosscurrent", element("span", report.title, class_="what"), class_="eyebrow"),
@@ -83,7 +85,26 @@ def _verdict(report: Report) -> Markup:
     )
 
 
-def _facts(report: Report) -> Markup | None:
+def _facts(report: Report) -> Markup:
+    facts = _measured(report) if report.verdict is Verdict.MEASURED else _counted(report)
+    facts.append(("simulated" if report.simulated else "real", "CUDA"))
+    return element(
+        "ul", [element("li", element("strong", value), " ", name) for value, name in facts], class_="facts"
+    )
+
+
+def _measured(report: Report) -> list[tuple[str, str]]:
+    found = report.overlap
+    if found is None:
+        return []
+    return [
+        (time_of(found.total), "in all"),
+        (time_of(found.exposed), "of transfers exposed"),
+        (time_of(found.blocked), "host blocked"),
+    ]
+
+
+def _counted(report: Report) -> list[tuple[str, str]]:
     waits = sum(wait.times for wait in report.host_waits if wait.kind != "query")
     facts = [
         (f"{len(report.findings)}", "missing edge" + "s" * (len(report.findings) != 1)),
@@ -93,10 +114,7 @@ def _facts(report: Report) -> Markup | None:
         facts.append((f"{len(report.info.lanes)}", "lanes"))
     if report.unknown:
         facts.append((f"{sum(item.times for item in report.unknown):,}", "calls not understood"))
-    facts.append(("simulated" if report.simulated else "real", "CUDA"))
-    return element(
-        "ul", [element("li", element("strong", value), " ", name) for value, name in facts], class_="facts"
-    )
+    return facts
 
 
 def _limits(report: Report) -> Markup:
@@ -106,7 +124,7 @@ def _limits(report: Report) -> Markup:
     )
     return element(
         "footer",
-        element("p", text),
+        None if report.verdict is Verdict.MEASURED else element("p", text),
         element("p", "To repeat: ", element("code", report.command)) if report.command else None,
     )
 

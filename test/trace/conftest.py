@@ -112,8 +112,16 @@ def run_by_callbacks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., crosscurr
 def run() -> Callable[..., crosscurrent.Watch]:
     """Run a program under ``watch(trace=True)``; gives the watch."""
 
-    def run(program: Callable[..., Any], *args: Any, devices: int = 1, **options: Any) -> crosscurrent.Watch:
+    def run(
+        program: Callable[..., Any],
+        *args: Any,
+        devices: int = 1,
+        entered: Callable[[crosscurrent.Watch], None] | None = None,
+        **options: Any,
+    ) -> crosscurrent.Watch:
         with _machine(devices), crosscurrent.watch(trace=True, **options) as watch:
+            if entered is not None:
+                entered(watch)
             program(*args)
         return watch
 

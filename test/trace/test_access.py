@@ -190,6 +190,37 @@ def test_custom_op_is_read_from_its_schema(run: Any, ops: Any) -> None:
         assert ops(run(program))[1:] == [("accumulate", "cuda:0 default", "rwr")]
 
 
+def test_custom_op_with_pinned_memory_is_listed(run: Any, ops: Any) -> None:
+    """Its kernel may read host memory directly: then the host may not touch it before the stream is done."""
+    with torch.library._scoped_library("crosscurrent_uva", "DEF") as library:
+        library.define("gather(Tensor table, Tensor(a!) out) -> ()")
+        library.impl("gather", lambda table, out: None, "CompositeExplicitAutograd")
+
+        def program(tracer: Any) -> None:
+            device, host = torch.ones(4, device="cuda"), torch.ones(4, pin_memory=True)
+            tracer.op(torch.ops.crosscurrent_uva.gather.default, (host, device), {}, None)
+            host.fill_(2)
+
+        watches: list[Any] = []
+        watch = run(lambda: program(watches[0].tracer), entered=watches.append)
+    assert ("gather", "cuda:0 default", "rwr") in ops(watch)
+    assert [what.op for what in watch.unknown] == ["crosscurrent_uva.gather.default"]
+    assert [finding.kind.value for finding in watch.findings] == ["write-after-read"]
+
+
+def test_list_over_two_devices_is_an_op_on_each(run: Any, ops: Any) -> None:
+    def program(tracer: Any) -> None:
+        tensors = [torch.ones(4, device="cuda:0"), torch.ones(4, device="cuda:1")]
+        tracer.op(torch.ops.aten._foreach_add_.Scalar, (tensors, 1.0), {}, None)
+
+    watches: list[Any] = []
+    watch = run(lambda: program(watches[0].tracer), devices=2, entered=watches.append)
+    assert ops(watch)[2:] == [
+        ("_foreach_add_", "cuda:0 default", "rw"),
+        ("_foreach_add_", "cuda:1 default", "rw"),
+    ]
+
+
 def test_higher_order_op_is_listed_when_its_effects_are_not_known(run: Any, ops: Any) -> None:
     def program(x: torch.Tensor) -> None:
         torch.ops.higher_order.cond(True, lambda v: v + 1, lambda v: v - 1, (x,))

@@ -41,7 +41,8 @@ class Kind(IntEnum):
     PIN = 9
     RECORD_STREAM = 10
     BATCH_NORM = 11
-    OPAQUE = 12
+    CUSTOM = 12
+    OPAQUE = 13
 
 
 class Signature(NamedTuple):
@@ -220,7 +221,7 @@ def _kind(schema: Any, base: str, positional: tuple[int, ...]) -> Kind:
     # In-place changes of shape and strides only: ``t_``, ``unsqueeze_``, ``as_strided_``, ``detach_`` ...
     if writes and torch.Tag.inplace_view in _tags(schema.name, schema.overload_name):
         return Kind.NOTHING
-    return Kind.PLAIN
+    return Kind.PLAIN if schema.name.startswith(("aten::", "prims::")) else Kind.CUSTOM
 
 
 def _tags(name: str, overload: str) -> list[Any]:

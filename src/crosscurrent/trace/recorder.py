@@ -208,7 +208,9 @@ class Recorder:
         where = self.environment.classify(tensor)
         if where is None:
             return False
-        self._allocate(block, where[0], where[1], tensor.untyped_storage().nbytes())
+        # Pinned memory that was not: registered later, and no allocation.
+        fresh = where[0] is MemoryKind.DEVICE
+        self._allocate(block, where[0], where[1], tensor.untyped_storage().nbytes(), fresh=fresh)
         return True
 
     def _made(self, out: Any) -> None:

@@ -42,17 +42,27 @@ class CallObserver(Protocol):
 
 
 class Call:
-    """The accesses of one call: those on the device, those of the host (to pinned memory), and where."""
+    """The accesses of one call: those on the device, those of the host (to pinned memory), and where.
 
-    __slots__ = ("device", "host", "inputs", "is_view", "on_device", "writes")
+    Lists of tensors may lie on several devices; what is on others than the first is in ``elsewhere``.
+    """
+
+    __slots__ = ("device", "elsewhere", "host", "inputs", "is_view", "on_device", "writes")
 
     def __init__(self) -> None:
         self.device: list[Access] = []
+        self.elsewhere: dict[int, list[Access]] | None = None
         self.host: list[Access] = []
         self.inputs: list[int] = []
         self.on_device = -1
         self.is_view = False
         self.writes = False
+
+    def on(self, device: int) -> list[Access]:
+        """The accesses on another device than the first one."""
+        if self.elsewhere is None:
+            self.elsewhere = {}
+        return self.elsewhere.setdefault(device, [])
 
 
 class Tracer(SyncTaps):
@@ -143,6 +153,8 @@ class Tracer(SyncTaps):
             case Kind.RECORD_STREAM:
                 device, stream = self.environment.stream_key(args[1])  # type: ignore[attr-defined]
                 self.stream_used(args[0], device, stream)
+            case Kind.CUSTOM:
+                self._custom(sign, self.gather(sign, args, kwargs, out))
             case Kind.OPAQUE:
                 self._opaque(sign, args, kwargs, out)
 
@@ -228,11 +240,15 @@ class Tracer(SyncTaps):
         call.inputs.append(number)
         if region is None:
             return
-        if block.on_device:
+        if not block.on_device:
+            accesses = call.host
+        elif block.device == call.on_device:
+            accesses = call.device
+        elif call.on_device < 0:
             call.on_device = block.device
             accesses = call.device
         else:
-            accesses = call.host
+            accesses = call.on(block.device)
         if use & _READ:
             accesses.append(_new(Access, (number, region, False, shape, dtype, False)))
         if use & _WRITE:
@@ -248,6 +264,17 @@ class Tracer(SyncTaps):
             self._index = index + 1
             lane = self.lane(call.on_device)
             self._sink(_new(Op, (index, lane, name, self.site, tuple(call.device))))
+            if call.elsewhere is not None:
+                for device, accesses in call.elsewhere.items():
+                    self.put(Op, self.lane(device), name, self.site, tuple(accesses))
+
+    def _custom(self, sign: Signature, call: Call) -> None:
+        """An op that is not PyTorch's own: its kernel may reach into pinned memory."""
+        if call.host and call.device:
+            call.device += call.host
+            call.host.clear()
+            self.unknown(sign.name, "pinned memory among its arguments: taken to be touched by the stream")
+        self.emit_call(sign.name, call)
 
     def _opaque(self, sign: Signature, args: Any, kwargs: Any, out: Any) -> None:
         call = Call()

@@ -264,3 +264,29 @@ def test_missing_gradients_are_zeros_on_the_right_device(two_devices: Simulation
     assert _Two.devices == (device, device)
     assert leaf.grad is not None
     assert leaf.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_gradients_are_added_in_place_and_stolen_as_ever(simulation: Simulation, listener: Any) -> None:
+    """Watching the nodes must not hold on to gradients: the engine would copy what it can reuse."""
+    side = torch.cuda.Stream()
+    leaf = torch.ones(3, device="cuda", requires_grad=True)
+    with torch.cuda.stream(side):
+        shared = leaf * 2
+        out = (shared.sin() + shared.cos() + shared.exp()).sum()
+    listener.heard.clear()
+    out.backward()
+    names = [name for name, _ in listener.ops()]
+    assert names.count("add_") + names.count("add") == 2
+    assert "add_" in names
+    assert "clone" not in names
+
+
+def test_both_inputs_of_one_op(simulation: Simulation, listener: Any) -> None:
+    side = torch.cuda.Stream()
+    leaf = torch.full((3,), 3.0, device="cuda", requires_grad=True)
+    with torch.cuda.stream(side):
+        square = leaf * leaf
+    square.sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [6.0, 6.0, 6.0]
+    assert {stream for name, stream in listener.ops() if name in ("add", "add_", "mul")} == {side.stream_id}

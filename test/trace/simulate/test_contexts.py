@@ -228,3 +228,11 @@ def test_threads_older_than_the_simulation_are_told() -> None:
             ):
                 with pytest.raises(RuntimeError, match="this thread began before simulate"):
                     pool.submit(use).result()
+
+
+def test_threads_of_an_earlier_simulation_are_told() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with simulate():
+            assert pool.submit(lambda: torch.ones(2, device="cuda").is_cuda).result()
+        with simulate(), pytest.raises(RuntimeError, match="this thread began before simulate"):
+            pool.submit(lambda: torch.ones(2).cuda()).result()

@@ -305,3 +305,16 @@ def test_one_stream_object_entered_in_two_threads(simulation: Simulation) -> Non
         thread.join()
     assert torch.cuda.current_stream().stream_id == 0
     assert after == [other.stream_id]
+
+
+def test_a_copy_between_devices_joins_both_on_the_clock(two_devices: Simulation) -> None:
+    source = torch.ones(3, device="cuda:0")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_500_000)
+    source.to("cuda:1", non_blocking=True)
+    other = torch.cuda.current_stream(1)
+    event = other.record_event()
+    assert not event.query()
+    # Sleeping takes 1 ms of the model clock.
+    torch.cuda.synchronize(0)
+    assert event.query()

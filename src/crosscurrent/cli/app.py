@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMMANDS: Final[dict[str, str]] = {
     "verify": "prove the long-context gradient: contracts, exactness, parity",
     "check": "run a script or a module and report its races",
+    "replay": "run a recorded program again, in other orders",
     "train": "train a long-context transformer on text",
 }
 """Every command: the name of its module in this package, and what it does."""

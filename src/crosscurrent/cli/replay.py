@@ -1,0 +1,126 @@
+"""``crosscurrent replay``: run a saved program again, in one order or in many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jsonargparse import ArgumentParser, Namespace
+
+from crosscurrent.cli.arguments import command_parser
+from crosscurrent.cli.console import say
+from crosscurrent.cli.exits import ExitCode, WrongUseError, as_wrong_use
+
+if TYPE_CHECKING:
+    from crosscurrent.schedules import Exploration, Outcome, Program, Strategy
+
+_ENGINES = ("serial", "processes", "ray")
+
+
+def parser() -> ArgumentParser:
+    """The options of the command."""
+    options = command_parser(
+        "replay",
+        "Run a program that was saved from a watch (crosscurrent.schedules.save) again on this machine: in "
+        "the order of a schedule, which a finding names; without one in program order, and then in as many "
+        "others as asked for. Exit code: 0 the values of program order, 1 others, 2 wrong use (a file or a "
+        "schedule that is damaged, of another version, or of another program), 3 the program does not "
+        "give its recorded values.",
+        "crosscurrent replay step.ccp cc1:3fa9c1d2e0b4:random.17:-:8c1f",
+        usage="[OPTIONS] TRACE [SCHEDULE]",
+    )
+    options.add_argument("trace", metavar="TRACE", help="The saved program.")
+    options.add_argument("schedule", metavar="SCHEDULE", nargs="?", help="The schedule, as it was printed.")
+    options.add_argument(
+        "--schedules", type=int, default=0, metavar="N", help="Try N random schedules and N of PCT."
+    )
+    options.add_argument("--seed", type=int, default=0, metavar="S", help="The first seed of these.")
+    options.add_argument(
+        "--exhaustive",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Try one schedule of every class, at most N for each choice of memory.",
+    )
+    options.add_argument(
+        "--engine", choices=_ENGINES, default="serial", help="Where to try them: here, or spread."
+    )
+    options.add_argument("--workers", type=int, metavar="N", help="How many processes or Ray workers.")
+    return options
+
+
+def run(arguments: Namespace) -> int:
+    """Run the schedules, say what came out, and give the exit code."""
+    from crosscurrent.schedules import load, run_schedule
+    from crosscurrent.schedules.engines import RayCluster, engine_of, spread
+
+    strategies = _strategies(arguments)
+    if arguments.schedule is not None and strategies:
+        raise WrongUseError("either one SCHEDULE is run, or --schedules and --exhaustive are tried")
+    with as_wrong_use():
+        program = load(arguments.trace)
+        if arguments.schedule is not None:
+            return _tell(run_schedule(program, arguments.schedule))
+        engine = engine_of(arguments.engine, arguments.workers)
+    try:
+        code = _program_order(program)
+        if code is not ExitCode.GOOD or not strategies:
+            return code
+        return _tell_all(spread(program, strategies, engine, limit=_limit(arguments)))
+    finally:
+        if isinstance(engine, RayCluster):
+            engine.close()
+
+
+def _strategies(arguments: Namespace) -> list[Strategy]:
+    from crosscurrent.schedules import PCT, Classes, LatestAndEarliest, RandomWalk
+
+    if min(arguments.schedules, arguments.exhaustive, arguments.seed) < 0:
+        raise WrongUseError("--schedules, --exhaustive and --seed are not negative")
+    strategies: list[Strategy] = []
+    if arguments.schedules:
+        count, start = arguments.schedules, arguments.seed
+        strategies += [
+            LatestAndEarliest(),
+            RandomWalk(count=count, start=start),
+            PCT(count=count, start=start),
+        ]
+    if arguments.exhaustive:
+        strategies.append(Classes())
+    return strategies
+
+
+def _program_order(program: Program) -> ExitCode:
+    from crosscurrent.schedules import NotReplayableError, Replayer
+
+    try:
+        wrong = Replayer(program).unfaithful()
+    except NotReplayableError as error:
+        say(f"the program cannot be run again: {error}")
+        return ExitCode.NO_VERDICT
+    if wrong:
+        say("program order does not give the recorded values of:")
+        for name in wrong:
+            say(f"  {name}")
+        return ExitCode.NO_VERDICT
+    say("program order: the recorded values")
+    return ExitCode.GOOD
+
+
+def _limit(arguments: Namespace) -> int | None:
+    return max(arguments.exhaustive, arguments.schedules) if arguments.exhaustive else None
+
+
+def _tell(outcome: Outcome) -> ExitCode:
+    if outcome.same:
+        say("the same values as in program order")
+        return ExitCode.GOOD
+    for line in [str(outcome.failure)] if outcome.failure is not None else map(str, outcome.changes):
+        say(line)
+    return ExitCode.BAD
+
+
+def _tell_all(exploration: Exploration) -> ExitCode:
+    say(str(exploration))
+    for difference in exploration.differences:
+        say(str(difference))
+    return ExitCode.GOOD if exploration.same else ExitCode.BAD

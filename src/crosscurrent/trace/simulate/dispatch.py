@@ -80,6 +80,7 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _special(self, plan: Callable[..., Any] | None, func: Any, args: Any, kwargs: Any) -> Any:
         simulation = self.simulation
+        simulation.queues.thread.adopted = True
         if simulation.attention:
             if not simulation.is_active:
                 return func(*args, **kwargs)

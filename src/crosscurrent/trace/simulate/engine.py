@@ -23,7 +23,7 @@ A pass whose graph knows one stream only, the caller's, needs none of this, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,6 +59,14 @@ class Engine:
         run = Pass(simulation, roots, inputs)
         with run.running(roots, grads):
             return self._real.run_backward(roots, grads, *args, **kwargs)
+
+
+class _HandOver(NamedTuple):
+    """A gradient goes from the stream that made it to the stream that consumes it."""
+
+    edge: tuple[Any, int]
+    producer: Queue
+    consumer: Queue
 
 
 class Pass:
@@ -190,7 +198,8 @@ class Pass:
         queue = None if device == HOST else self.queue_of(node, device)
         if queue is not None and not node.next_functions:
             self._leaves.add(queue)
-        self._edges = self._hand_over(node, queue, outputs)
+        # Not a reference to any gradient stays: the engine adds in place what only it holds.
+        self._edges = self._hand_over(self._hand_overs(node, queue, outputs))
         self.go_on()
 
     def go_on(self) -> None:
@@ -206,27 +215,32 @@ class Pass:
         """The stream of the sum that the engine does next, if the next op is one."""
         return self._sum_on
 
-    def _hand_over(self, node: Any, queue: Queue | None, outputs: Sequence[Any]) -> Iterator[None]:
-        """Each step ends where the engine sums two gradients."""
-        memory = self.simulation.memory
-        for (consumer, place), grad in zip(node.next_functions, outputs, strict=False):
+    def _hand_overs(self, node: Any, queue: Queue | None, outputs: Sequence[Any]) -> list[_HandOver]:
+        """The gradients of a node that cross to a device's stream, in order."""
+        hand_overs: list[_HandOver] = []
+        for edge, grad in zip(node.next_functions, outputs, strict=False):
+            consumer = edge[0]
             if consumer is None or not isinstance(grad, Tensor):
                 continue
             if self._needed is not None and consumer not in self._needed:
                 continue
-            device = memory.device_of(grad)
+            device = self.simulation.memory.device_of(grad)
             self._devices.setdefault(consumer, device)
-            edge = consumer, place
-            arrived = self._arrived[edge] = self._arrived.get(edge, 0) + 1
             if device == HOST:
                 continue
             producer = queue if queue is not None and queue.device == device else self.thread.current[device]
             target = self.queue_of(consumer, device)
             if consumer in self._targets:
                 self._leaves.add(target)  # it may not run at all: its input is what was asked for
-            several = self._producers[edge] > 1
             self._used(grad, target, producer)
-            if not several:
+            hand_overs.append(_HandOver(edge, producer, target))
+        return hand_overs
+
+    def _hand_over(self, hand_overs: list[_HandOver]) -> Iterator[None]:
+        """Each step ends where the engine sums two gradients."""
+        for edge, producer, target in hand_overs:
+            arrived = self._arrived[edge] = self._arrived.get(edge, 0) + 1
+            if self._producers[edge] == 1:
                 self._join(producer, target)
             elif arrived == 1:
                 self._first[edge] = producer, self.simulation.record_internal(producer)

@@ -90,11 +90,11 @@ def device_error(func: Any, one: int, other: int) -> RuntimeError:
 
 def writes_to(func: Any, args: Any, kwargs: Any, tensor: Tensor) -> bool:
     """Whether an op writes to this very argument: a scalar of the host can be read, not written."""
-    arguments = func._schema.arguments
-    for argument, value in zip(arguments, args, strict=False):
+    for position, argument in enumerate(func._schema.arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
         if value is tensor and argument.alias_info is not None and argument.alias_info.is_write:
             return True
-    return any(value is tensor and name.startswith("out") for name, value in kwargs.items())
+    return False
 
 
 def _kernel(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any, *, kernel: Callable[..., Any]) -> Any:

@@ -139,7 +139,7 @@ class Simulation:
             )
         thread = self.queues.thread
         if not thread.adopted:
-            if torch._C._len_torch_dispatch_stack() == 0:
+            if self.mode not in _python_dispatch._get_current_dispatch_mode_stack():
                 raise RuntimeError(
                     "this thread began before simulate(), which cannot see what it does: start threads and "
                     "pools inside of simulate()"

@@ -40,6 +40,11 @@ def _finish_copy(mode: SimulatedDispatch, device: int, func: Any, args: Any, kwa
     cost = KERNEL + (target.nbytes // COPY_BYTES_PER_NANOSECOND if crosses else 0)
     non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
     mode.report(device, func, args, kwargs, out, cost)
+    if len(set(devices)) == 2:
+        queues = [mode.simulation.queues.thread.current[index] for index in devices]
+        both_free_at = max(queue.free_at for queue in queues)
+        for queue in queues:
+            queue.free_at = both_free_at
     pinned = any(block is not None and block.device == PINNED for block in ends)
     if crosses and not (non_blocking and pinned):
         simulation = mode.simulation

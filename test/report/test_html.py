@@ -17,6 +17,7 @@ from crosscurrent.report.html.markup import Markup, element
 from crosscurrent.report.html.timeline import MAX_ARROWS, MAX_SLICES
 from crosscurrent.report.modelled import overlap_of_records
 from crosscurrent.report.slices import slices_of, thinned
+from crosscurrent.report.watched import report_of_overlap
 from crosscurrent.trace.records import Site
 
 HOST, MAIN, FETCH = 0, 1, 2
@@ -308,10 +309,11 @@ def test_names_that_are_no_text_do_not_cost_the_report(tmp_path: Path) -> None:
 
 def test_a_page_of_overlap_alone_speaks_of_no_races(ordered: Any) -> None:
     found = overlap_of_records(ordered.records, ordered.info)
-    report = Report(title="train.py", verdict=Verdict.MEASURED, overlap=found, simulated=True)
+    report = report_of_overlap(found, title="train.py")
     words = Page(html.render(report)).words
     assert found.hidden_share is not None
     assert f"{100 * found.hidden_share:.0f} % of the transfers hidden" in words
     assert "Overlap (model)" in words
+    assert "nothing was measured" in words
     for part in ("race", "Host waits", "Sync calls", "missing edge"):
         assert part not in words.replace("Races were not looked for", "")

@@ -143,7 +143,9 @@ class Report:
         if self.verdict is Verdict.RACE_FREE:
             return "Every schedule that the sync edges of this run allow gives the same bits."
         if self.verdict is Verdict.MEASURED:
-            return "How much of the copies ran behind kernels. Races were not looked for."
+            modelled = self.overlap is not None and bool(self.overlap.modelled)
+            source = "By a model: nothing was measured." if modelled else "As measured on this machine."
+            return f"{source} Races were not looked for."
         if self.unknown:
             return "Nothing bad was found, but some calls could not be understood; they are listed below."
         return ""

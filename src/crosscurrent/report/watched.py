@@ -1,4 +1,4 @@
-"""The report of a watch."""
+"""The report of a watch, and that of an overlap."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from crosscurrent.report.document import HostWaits, Report, Unclear, Verdict, en
 
 if TYPE_CHECKING:
     from crosscurrent.races.watch import Watch
+    from crosscurrent.report.overlap import Overlap
 
 
 def report_of(
@@ -37,6 +38,19 @@ def report_of(
         advice=tuple(watch.advice) if traced and advise else None,
         info=watch.info,
         records=tuple(watch.records) if traced else (),
+        simulated=simulated,
+        environment=environment(simulated=simulated),
+        command=command,
+    )
+
+
+def report_of_overlap(overlap: Overlap, *, title: str, command: str = "") -> Report:
+    """The analysis of overlap as a report to render; it says nothing of races."""
+    simulated = bool(overlap.modelled)
+    return Report(
+        title=title,
+        verdict=Verdict.MEASURED,
+        overlap=overlap,
         simulated=simulated,
         environment=environment(simulated=simulated),
         command=command,

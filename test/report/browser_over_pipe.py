@@ -140,6 +140,18 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def pinch(self, x: float, y: float, *, start: float, stop: float) -> None:
+        """Two fingers around a point, moved from ``start`` to ``stop`` pixels apart."""
+
+        def fingers(apart: float) -> list[dict[str, float]]:
+            return [{"x": x - apart / 2, "y": y, "id": 0}, {"x": x + apart / 2, "y": y, "id": 1}]
+
+        self._call("Input.dispatchTouchEvent", type="touchStart", touchPoints=fingers(start))
+        for step in range(1, 6):
+            apart = start + (stop - start) * step / 5
+            self._call("Input.dispatchTouchEvent", type="touchMove", touchPoints=fingers(apart))
+        self._call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+
     def screenshot(self, *, whole_page: bool = True) -> bytes:
         """The page as PNG."""
         answer = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole_page)

@@ -196,6 +196,16 @@ def test_all_that_a_graph_launches_at_once_is_work() -> None:
     assert bounds(timeline.program, timeline.waits).edges == 150_000
 
 
+def test_what_two_calls_share_is_launched_once() -> None:
+    profile = Profile()
+    profile.kernel(at=1, ts=10, dur=100)
+    profile.host("cuda_driver", "cuLaunchKernel", 1.2, 0.5, correlation=1)
+    profile.record_and_wait(5, COMPUTE, FETCH)
+    timeline = kineto.timeline_of_events(profile.events)
+    assert timeline.program is not None
+    assert bounds(timeline.program, timeline.waits).edges == 100_000
+
+
 def test_waits_outside_of_the_run_do_not_count() -> None:
     profile = Profile()
     profile.host("user_annotation", kineto.RUN, 10.0, 100.0)

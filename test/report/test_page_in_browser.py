@@ -122,6 +122,18 @@ def test_the_timeline_zooms_and_comes_back(browser: Any, racy: Any, tmp_path: Pa
     assert page.run("document.querySelector('[data-do=axis]').getAttribute('aria-pressed')") == "true"
 
 
+def test_fingers_zoom_the_timeline_and_not_the_page(browser: Any, racy: Any, tmp_path: Path) -> None:
+    page = opened(browser, racy.report(), tmp_path, **PHONE)
+    x, y = center_of(page, "#timeline")
+    whole = drawn(page)
+    page.pinch(x, y, start=60, stop=180)
+    closer = drawn(page)
+    assert closer != whole
+    assert page.run("visualViewport.scale") == 1
+    page.pinch(x, y, start=180, stop=40)
+    assert drawn(page) == whole
+
+
 def test_a_finding_leads_to_its_slices(browser: Any, racy: Any, tmp_path: Path) -> None:
     page = opened(browser, racy.report(), tmp_path)
     assert page.run("document.getElementById('chosen').textContent") == "Nothing chosen."
@@ -157,3 +169,15 @@ def test_a_trace_of_100_000_operations_opens(browser: Any, long_report: Any, tmp
         })"""
     )
     assert took < 2000
+
+
+def test_the_browser_sees_what_a_bad_page_does(browser: Any, tmp_path: Path) -> None:
+    """Else the tests above could pass blindly."""
+    page = tmp_path / "bad.html"
+    page.write_text("<!DOCTYPE html><img src='missing.png'><script>throw new Error('on purpose')</script>")
+    browser.look(**DESKTOP)
+    browser.open(page)
+    browser.frame()
+    assert (tmp_path / "missing.png").as_uri() in browser.requests
+    assert any("on purpose" in complaint for complaint in browser.complaints)
+    assert any("ERR_FILE_NOT_FOUND" in complaint for complaint in browser.complaints)

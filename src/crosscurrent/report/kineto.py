@@ -241,6 +241,7 @@ def _program(
         return None, []
     steps: list[Step] = []
     waits: list[tuple[str, Site | None] | None] = []
+    waiting = dict(launched)  # a call of the runtime and the call of the driver in it share a correlation
     for launch in launches:
         if launch.correlation in marks:
             steps.append(Mark(marks[launch.correlation], launch.correlation))
@@ -248,7 +249,7 @@ def _program(
         elif launch.correlation in syncs:
             steps.append(_sync_step(syncs[launch.correlation], streams))
             waits.append((_blocking_kind(launch, []) or "wait_event", launch.site))
-        for activity in sorted(launched.get(launch.correlation, []), key=lambda activity: activity.start):
+        for activity in sorted(waiting.pop(launch.correlation, []), key=lambda activity: activity.start):
             lane = _lane_of(activity, streams)
             kind = "kernels" if activity.direction is None else f"copies, {activity.direction.value}"
             steps.append(Work(lane, activity.stop - activity.start, 0, kind))

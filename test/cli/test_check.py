@@ -214,3 +214,33 @@ def test_training_with_asynchronous_transfers_has_no_race() -> None:
     document = _json()
     assert len(document["lanes"]) >= 4  # the host and three streams
     assert document["unknown"] == []
+
+
+def test_reports_are_written_as_pages_and_traces() -> None:
+    assert _check(RACY) == 1
+    options = ["--html", "out.html", "--perfetto", "out.trace", "--advice"]
+    assert main(["check", *SIMULATE, *options, "program.py"]) == 1
+    page = Path("out.html").read_text(encoding="utf-8")
+    assert _json()["findings"][0]["id"] in page
+    assert json.loads(Path("out.trace").read_text(encoding="utf-8"))["traceEvents"]
+
+
+def test_advice_says_which_waits_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("program.py").write_text(FIXED + "torch.cuda.synchronize()\n", encoding="utf-8")
+    assert main(["check", *SIMULATE, "--advice", "program.py"]) == 0
+    advice = capsys.readouterr().err.split("Sync calls:")[1].splitlines()
+    (wait,) = (line for line in advice if "wait_stream" in line)
+    (synchronize,) = (line for line in advice if "synchronize" in line)
+    assert "necessary" in wait
+    assert "necessary" not in synchronize
+
+
+def test_what_is_not_understood_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    # Which of its branches ran, and what they did, is not seen from outside.
+    conditional = "torch.ops.higher_order.cond(True, lambda v: v + 1, lambda v: v - 1, (loss,))\n"
+    assert _check(FIXED + conditional) == 3
+    document = _json()
+    assert (document["verdict"], document["findings"]) == ("no verdict", [])
+    assert [what["op"] for what in document["unknown"]] == ["cond"]
+    assert "no verdict" in capsys.readouterr().err
+    assert _check(RACY + conditional) == 1  # a race is one all the same

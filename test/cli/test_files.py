@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from crosscurrent.cli.exits import WrongUseError
-from crosscurrent.cli.files import json_file, write_json
+from crosscurrent.cli.files import result_file, write_json
 
 
 def test_no_file_asked_for_is_no_file() -> None:
-    assert json_file(None) is None
+    assert result_file(None) is None
 
 
 def test_results_of_an_earlier_run_are_gone_from_the_start(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_text("old")
-    assert json_file(str(path)) == path
+    assert result_file(str(path)) == path
     assert not path.exists()
 
 
@@ -26,7 +26,7 @@ def test_the_file_is_found_again_after_a_change_of_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = json_file("out.json")
+    path = result_file("out.json")
     assert path is not None
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -40,7 +40,7 @@ def test_a_place_where_nothing_can_be_written_is_wrong_use(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WrongUseError):
-        json_file(name)
+        result_file(name)
 
 
 def test_content_that_is_no_json_leaves_no_file(tmp_path: Path) -> None:

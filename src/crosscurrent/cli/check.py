@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
 from crosscurrent.cli.arguments import command_parser
+from crosscurrent.cli.console import error_output
 from crosscurrent.cli.exits import ExitCode, WrongUseError
-from crosscurrent.cli.files import json_file, write_json
+from crosscurrent.cli.files import result_file, write_json
 from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script
 from crosscurrent.cli.script import run as run_script
 
 if TYPE_CHECKING:
     from crosscurrent.races.watch import Watch
+    from crosscurrent.report.document import Report, Verdict
 
 
 def parser() -> ArgumentParser:
@@ -27,7 +31,8 @@ def parser() -> ArgumentParser:
         "check",
         "Run a script, or with -m a module, and report its races and every call that made the host wait. "
         "Its own output passes through; the report goes to the error output. What comes after the program's "
-        "name is the program's. Exit code: 0 no race, 1 races, 2 wrong use, 3 the program itself failed.",
+        "name is the program's. Exit code: 0 no race, 1 races, 2 wrong use, 3 no verdict: the program itself "
+        "failed, or something in it could not be understood.",
         "crosscurrent check --simulate script.py --steps 3",
         usage="[OPTIONS] (SCRIPT | -m MODULE) [ARGUMENTS]",
     )
@@ -37,6 +42,13 @@ def parser() -> ArgumentParser:
     )
     options.add_argument("--full_stack", "--full-stack", action="store_true", help="Keep whole call stacks.")
     options.add_argument("--json", metavar="FILE", help="Write the verdict and the findings there as JSON.")
+    options.add_argument(
+        "--html", metavar="FILE", help="Write the report there as one page, with a timeline."
+    )
+    options.add_argument("--perfetto", metavar="FILE", help="Write a trace there that ui.perfetto.dev opens.")
+    options.add_argument(
+        "--advice", action="store_true", help="Say of each sync call whether it is needed, and for what."
+    )
     options.add_argument("-m", "--module", action="store_true", help="The program is the name of a module.")
     options.add_argument("program", metavar="PROGRAM", help="The script to run.")
     options.add_argument(
@@ -47,18 +59,37 @@ def parser() -> ArgumentParser:
 
 def run(arguments: Namespace) -> int:
     """Run the program under watch, report, and give the exit code."""
+    from crosscurrent.report.watched import report_of
+
     script = Script(
         program=arguments.program, arguments=tuple(arguments.arguments), is_module=arguments.module
     )
     script.require_runnable()
-    report = json_file(arguments.json)
+    files = _Files(
+        json=result_file(arguments.json),
+        html=result_file(arguments.html),
+        perfetto=result_file(arguments.perfetto),
+    )
+    traced = arguments.advice or files.html is not None or files.perfetto is not None
     process = os.getpid()
 
     with ExitStack() as contexts:
-        watch = _enter(contexts, arguments)
+        watch = _enter(contexts, arguments, traced=traced)
 
         def conclude(ending: Ending) -> int:
-            return _conclude(watch, script, ending, report, simulated=arguments.simulate)
+            code = _exit_code(watch, ending)
+            if files.json is not None:
+                write_json(files.json, _as_json(watch, script, ending, code, simulated=arguments.simulate))
+            report = report_of(
+                watch,
+                title=" ".join([script.program, *script.arguments]),
+                simulated=arguments.simulate,
+                traced=traced,
+                command=_command(arguments),
+                advise=arguments.advice,
+            )
+            _show(replace(report, verdict=_verdict(code)), ending, files)
+            return code
 
         ending = run_script(script, on_os_exit=conclude)
     if os.getpid() != process:  # a child that the program forked; the verdict is its parent's
@@ -66,7 +97,16 @@ def run(arguments: Namespace) -> int:
     return conclude(ending)
 
 
-def _enter(contexts: ExitStack, arguments: Namespace) -> Watch:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Files:
+    """Where to write what was found."""
+
+    json: Path | None
+    html: Path | None
+    perfetto: Path | None
+
+
+def _enter(contexts: ExitStack, arguments: Namespace, *, traced: bool) -> Watch:
     import torch
 
     import crosscurrent
@@ -80,21 +120,40 @@ def _enter(contexts: ExitStack, arguments: Namespace) -> Watch:
             contexts.enter_context(crosscurrent.simulate(devices=arguments.devices))
         except (ValueError, RuntimeError) as error:
             raise WrongUseError(f"{error}") from error
-    return contexts.enter_context(crosscurrent.watch(full_stack=arguments.full_stack))
+    return contexts.enter_context(crosscurrent.watch(trace=traced, full_stack=arguments.full_stack))
 
 
-def _conclude(watch: Watch, script: Script, ending: Ending, report: Path | None, *, simulated: bool) -> int:
-    """Write the report, and give the exit code."""
+def _show(report: Report, ending: Ending, files: _Files) -> None:
+    """Write the report everywhere it is wanted."""
+    from crosscurrent.report import html, perfetto, text
+
+    if files.html is not None:
+        html.write(report, files.html)
+    if files.perfetto is not None:
+        perfetto.write(report, files.perfetto)
     sys.stdout.flush()
-    code = _exit_code(watch, ending)
-    if report is not None:
-        write_json(report, _as_json(watch, script, ending, code, simulated=simulated))
-    sys.stderr.write(f"{watch.report()}\n")
+    text.show(report, error_output())
     if ending.failed:
         what = ending.error or f"exit status {ending.status}"
         sys.stderr.write(f"\nthe program itself failed ({what}): what it did not reach was not looked at\n")
     sys.stderr.flush()
-    return code
+
+
+def _verdict(code: int) -> Verdict:
+    from crosscurrent.report.document import Verdict
+
+    return {ExitCode.GOOD: Verdict.RACE_FREE, ExitCode.BAD: Verdict.RACES}.get(
+        ExitCode(code), Verdict.NO_VERDICT
+    )
+
+
+def _command(arguments: Namespace) -> str:
+    """The command that gives this report again."""
+    words = ["crosscurrent", "check"]
+    if arguments.simulate:
+        words += ["--simulate"] + ([f"--devices={arguments.devices}"] if arguments.devices != 1 else [])
+    words += ["-m"] if arguments.module else []
+    return shlex.join([*words, arguments.program, *arguments.arguments])
 
 
 def _exit_code(watch: Watch, ending: Ending) -> int:
@@ -102,7 +161,10 @@ def _exit_code(watch: Watch, ending: Ending) -> int:
         return ExitCode.INTERRUPTED
     if ending.failed:
         return ExitCode.NO_VERDICT
-    return ExitCode.BAD if watch.findings else ExitCode.GOOD
+    if watch.findings:
+        return ExitCode.BAD
+    # A race may hide in what was not understood: that is no pass.
+    return ExitCode.NO_VERDICT if watch.unknown else ExitCode.GOOD
 
 
 def _as_json(

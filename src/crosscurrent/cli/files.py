@@ -9,7 +9,7 @@ from pathlib import Path
 from crosscurrent.cli.exits import WrongUseError
 
 
-def json_file(name: str | None) -> Path | None:
+def result_file(name: str | None) -> Path | None:
     """The file to write in the end. What an earlier run left there is removed now: however this run
     ends, nobody can take the old results for its own.
 

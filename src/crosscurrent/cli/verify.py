@@ -10,7 +10,7 @@ from rich.table import Table
 from crosscurrent.cli.arguments import command_parser
 from crosscurrent.cli.console import output, progress, say
 from crosscurrent.cli.exits import ExitCode, WrongUseError
-from crosscurrent.cli.files import json_file, write_json
+from crosscurrent.cli.files import result_file, write_json
 
 if TYPE_CHECKING:
     from crosscurrent.suite.verification import Cuda, Result
@@ -51,7 +51,7 @@ def run(arguments: Namespace) -> int:
         raise WrongUseError(f"there is no layer {unknown[0]!r}; the layers are {', '.join(by_name)}")
     layers = [layer for layer in LAYERS if not arguments.layers or layer.name in arguments.layers]
     chosen = scenarios(everything=arguments.all)
-    report = json_file(arguments.json)
+    report = result_file(arguments.json)
     cuda = verification.Cuda.available(may_simulate=not arguments.no_simulate)
 
     torch.set_num_threads(1)  # the models are small: more threads would only wait for each other

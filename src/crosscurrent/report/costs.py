@@ -184,18 +184,28 @@ def arithmetic(op: Op) -> int:
     name = base_name(op.name)
     reads = [access.shape for access in op.accesses if not access.write and access.shape]
     writes = [access.shape for access in op.accesses if access.write and access.shape]
-    if name in _PRODUCTS and len(reads) >= 2 and writes:
-        return 2 * math.prod(writes[0]) * reads[-2][-1]
-    if "attention" in name:
-        four = [shape for shape in reads if len(shape) == 4]
-        backward = "backward" in name
-        if len(four) >= (3 if not backward else 4):
-            query, key = (four[1], four[2]) if backward else (four[0], four[1])
-            forward = 4 * math.prod(query[:2]) * query[2] * key[2] * query[3]
-            return forward * 5 // 2 if backward else forward
-    if name == "convolution" and len(reads) >= 2 and writes:
+    if not reads or not writes:
+        return 0
+    if name in _PRODUCTS:
+        left = reads[-2] if len(reads) > 1 else reads[-1]  # one tensor times itself
+        return 2 * math.prod(writes[0]) * left[-1]
+    if "attention" in name or name.startswith("attend"):
+        return _attention(name, [shape for shape in reads if len(shape) == 4])
+    if name == "convolution" and len(reads) > 1:
         return 2 * math.prod(writes[0]) * math.prod(reads[1][1:])
     return 0
+
+
+def _attention(name: str, shapes: list[tuple[int, ...]]) -> int:
+    """Queries, keys and values come first, in backward after the gradient of the output."""
+    backward = "backward" in name
+    if len(shapes) < 2 + backward:
+        return 0
+    query, key = shapes[backward : backward + 2]
+    # The kernels behind scaled_dot_product_attention have the sequence before the heads.
+    sequence = 1 if name.startswith(("_flash_attention", "_efficient_attention")) else 2
+    forward = 4 * math.prod(query) * key[sequence]
+    return forward * 5 // 2 if backward else forward
 
 
 def program_of(

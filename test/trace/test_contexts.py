@@ -278,3 +278,26 @@ def test_sparse_tensors_are_listed_or_refused(run: Any) -> None:
 
     with_gpu = torch.cuda.is_available()
     assert bool(run(program).unknown) == with_gpu
+
+
+def test_op_that_is_not_understood_is_listed_and_harms_nobody(machine: Any) -> None:
+    """Whatever goes wrong while an op is looked at: the program goes on, and the report says so."""
+    watches: list[crosscurrent.Watch] = []
+
+    class Strange:
+        """No tensor, where the schema promises one."""
+
+        def untyped_storage(self) -> None:
+            raise TypeError("no storage here")
+
+    def program() -> None:
+        tracer = watches[0].tracer
+        tracer.op(torch.ops.aten.sin.default, (Strange(),), {}, torch.ones(4, device="cuda"))
+        torch.ones(4, device="cuda").neg_()
+
+    with machine(), crosscurrent.watch() as watch:
+        watches.append(watch)
+        program()
+    (what,) = watch.unknown
+    assert (what.op, what.reason) == ("aten.sin.default", "TypeError: no storage here")
+    assert not watch.report().startswith("no race:")

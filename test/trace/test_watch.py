@@ -172,6 +172,26 @@ def test_watches_are_left_in_reverse_order(machine: Any) -> None:
     assert len(outer.host_waits) == 1
 
 
+def test_two_threads_may_each_have_a_watch(machine: Any) -> None:
+    with machine():
+        inside, leave = threading.Event(), threading.Event()
+        watches: list[crosscurrent.Watch] = []
+
+        def work() -> None:
+            with crosscurrent.watch() as watch:
+                watches.append(watch)
+                inside.set()
+                leave.wait()
+
+        with crosscurrent.watch():
+            thread = threading.Thread(target=work)
+            thread.start()
+            inside.wait()
+        leave.set()
+        thread.join()
+        assert watches[0].findings == []
+
+
 def test_program_that_raises_is_let_through_and_judged(machine: Any) -> None:
     def program() -> None:
         race()

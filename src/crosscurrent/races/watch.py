@@ -121,9 +121,9 @@ class Watch:
             raise WrongUseError(
                 "this watch was left in another thread than it was entered in; use one thread"
             )
-        if _entered[-1] is not self:
+        if [other for other in _entered if other._thread == self._thread][-1] is not self:
             raise WrongUseError("watches were left in the wrong order; leave the one entered last first")
-        _entered.pop()
+        _entered.remove(self)
         self._source = None
         try:
             source.detach(tracer)

@@ -8,6 +8,7 @@ are in ``recorder``, synchronization in ``sync``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ from crosscurrent.trace.memory import Block
 from crosscurrent.trace.recorder import Environment
 from crosscurrent.trace.records import HOST, Access, Op, Record
 from crosscurrent.trace.sync import SyncTaps
+
+log = logging.getLogger(__name__)
 
 _new: Any = tuple.__new__
 _MANY = int(Use.MANY)
@@ -95,10 +98,17 @@ class Tracer(SyncTaps):
             self.begin()
             if self.observers:
                 self._observed(sign, func, args, kwargs, out)
-            elif kind == _PLAIN:
-                self.emit_call(sign.name, self.gather(sign, args, kwargs, out))
-            else:
-                self._special(sign, func, args, kwargs, out)
+                return
+            try:
+                if kind == _PLAIN:
+                    self.emit_call(sign.name, self.gather(sign, args, kwargs, out))
+                else:
+                    self._special(sign, func, args, kwargs, out)
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                # An op with arguments or results of a kind never met. The program goes on, and so does the
+                # watch; that something is missing from its trace is said in every report.
+                log.warning("%s was not understood", sign.name, exc_info=True)
+                self.unknown(sign.name, f"{type(error).__name__}: {error}")
 
     def _observed(self, sign: Signature, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         collected: list[Record] = []

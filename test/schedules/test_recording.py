@@ -138,6 +138,44 @@ def types() -> dict[str, Tensor]:
     }
 
 
+def lazily_conjugate() -> dict[str, Tensor]:
+    z = torch.complex(rand(3), rand(3))
+    return {
+        "product": z.conj() * z,
+        "copy": z.conj().resolve_conj(),
+        "imag": z.conj().imag + 1,
+        "conj": z.conj(),
+    }
+
+
+def recurrent() -> dict[str, Tensor]:
+    model = torch.nn.LSTM(4, 5).to("cuda")
+    out, _ = model(rand(3, 2, 4))
+    out.sum().backward()
+    grad = model.weight_ih_l0.grad
+    assert grad is not None
+    return {"out": out.detach(), "grad": grad}
+
+
+def custom_op() -> dict[str, Tensor]:
+    x, y = rand(3), rand(3)
+    return {"z": torch.ops.crosscurrent_test.double_and_add(x, y), "x": x}
+
+
+@torch.library.custom_op("crosscurrent_test::double_and_add", mutates_args={"x"})
+def double_and_add(x: Tensor, y: Tensor) -> Tensor:
+    x.mul_(2)
+    return x + y
+
+
+def higher_order() -> dict[str, Tensor]:
+    q = rand(1, 2, 16, 8)
+    return {
+        "scan": torch.func.vmap(lambda t: t * 2 + t.sum())(q),
+        "grad": torch.func.grad(lambda t: (t**3).sum())(q),
+    }
+
+
 def copies() -> dict[str, Tensor]:
     stream = torch.cuda.Stream()
     x = rand(4, 6)
@@ -235,6 +273,10 @@ BODIES: list[Body] = [
     convolution,
     attention,
     types,
+    lazily_conjugate,
+    recurrent,
+    custom_op,
+    higher_order,
     copies,
     host_reads,
     through_numpy,
@@ -245,6 +287,7 @@ BODIES: list[Body] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_program_order_gives_the_recorded_bits(body: Body, tmp_path: Path) -> None:
     program, findings = record(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
@@ -173,7 +174,15 @@ def test_an_operation_whose_values_were_not_kept_is_an_error(hand: Hand) -> None
     program = hand.program()
     hand.op(MAIN, (x.block, "w"), name="custom kernel")
     with pytest.raises(NotReplayableError, match="custom kernel"):
-        Replayer(type(program)(**{**_fields(program), "records": tuple(hand.records)}))
+        Replayer(dataclasses.replace(program, records=tuple(hand.records)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_program_of_a_gpu_needs_one(hand: Hand) -> None:
+    x = hand.full(MAIN, ones(2))
+    hand.call(MAIN, "aten::fill_.Scalar", x, 1.0, inplace=True)
+    with pytest.raises(NotReplayableError, match="recorded on a GPU"):
+        Replayer(dataclasses.replace(hand.program(), device="cuda"))
 
 
 def test_an_op_that_is_not_registered_is_an_error(hand: Hand) -> None:
@@ -207,7 +216,3 @@ def test_runs_that_share_a_prefix_give_what_runs_from_the_start_give(new_hand: C
             alone = Replayer(program)
             assert alone.run(proposal.linear) == outcome
             assert torch.equal(alone.final(x), shared.final(x))
-
-
-def _fields(program: object) -> dict[str, object]:
-    return {name: getattr(program, name) for name in program.__dataclass_fields__}  # type: ignore[attr-defined]

@@ -39,7 +39,10 @@ class Arena:
         """The tensor of a view in another image of this arena."""
         start = self._address[view.block] // view.torch_dtype.itemsize + view.offset
         empty = torch.empty(0, dtype=view.torch_dtype, device=memory.device)
-        return empty.set_(memory.untyped_storage(), start, view.shape, view.strides)
+        tensor = empty.set_(memory.untyped_storage(), start, view.shape, view.strides)
+        if "conj" in view.lazy:
+            tensor = tensor.conj()
+        return torch._neg_view(tensor) if "neg" in view.lazy else tensor
 
     def span(self, block: int, memory: Tensor | None = None) -> Tensor:
         """The bytes of a block, here or in another image of this arena."""

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 # Simulated CUDA says "cuda" of CPU memory. It refuses to work on a build of PyTorch with CUDA.
-_CAN_BE_CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+CAN_BE_CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
 _CPU = torch.device("cpu")
 
 
@@ -86,12 +86,12 @@ class quiet:  # noqa: N801 (used like a function)
 
 def is_real_cuda(tensor: Tensor) -> bool:
     """Whether a tensor lies on a real device, whatever a simulation says."""
-    return _CAN_BE_CUDA and tensor.is_cuda
+    return CAN_BE_CUDA and tensor.is_cuda
 
 
 def kept(tensor: Tensor) -> Tensor:
     """A copy of a tensor's content on the CPU, contiguous."""
-    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+    if tensor.layout is not torch.strided:
         raise NotKeptError
     copy = torch.ops.aten.empty.memory_format(tensor.shape, dtype=tensor.dtype, device=_CPU)
     torch.ops.aten.copy_.default(copy, tensor.detach())
@@ -101,7 +101,7 @@ def kept(tensor: Tensor) -> Tensor:
 
 def bytes_of(storage: torch.UntypedStorage) -> Tensor:
     """All bytes of a storage, as they lie."""
-    device = storage.device if _CAN_BE_CUDA else _CPU
+    device = storage.device if CAN_BE_CUDA else _CPU
     empty = torch.ops.aten.empty.memory_format([0], dtype=torch.uint8, device=device)
     view: Tensor = empty.set_(storage, 0, (storage.nbytes(),), (1,))
     return view
@@ -132,7 +132,7 @@ def written(sign: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> I
 def convert(value: Any, tensor: Callable[[Tensor], Any]) -> Any:
     """Arguments with every tensor replaced. A generator is left out: its state is kept instead."""
     if isinstance(value, Tensor):
-        if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+        if value.layout is not torch.strided:
             raise NotKeptError
         return tensor(value)
     if isinstance(value, torch.Generator):

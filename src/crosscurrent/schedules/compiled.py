@@ -225,6 +225,8 @@ def _with_copies(call: Step, targets: Sequence[Tensor | None]) -> Step:
         for target, result in zip(targets, results, strict=False):
             if target is None:
                 continue
+            if result is None:
+                raise ShapeChangedError("it returns one tensor less than when recorded")
             if not isinstance(result, Tensor):
                 target.fill_(result)
             elif result.shape != target.shape:
@@ -278,6 +280,7 @@ def same_values(one: Tensor, other: Tensor) -> bool:
 
 def different(one: Tensor, other: Tensor) -> Tensor:
     """Where two tensors of one shape and type hold different values."""
+    one, other = one.resolve_conj().resolve_neg(), other.resolve_conj().resolve_neg()
     if one.dtype.is_complex:
         return different(torch.view_as_real(one), torch.view_as_real(other)).any(-1)
     if not one.dtype.is_floating_point:

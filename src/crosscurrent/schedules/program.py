@@ -32,6 +32,8 @@ class View(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
+    lazy: str = ""
+    """``conj`` or ``neg`` (or both): what PyTorch does to the elements as they are read."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -54,6 +56,7 @@ class View(NamedTuple):
             tuple(tensor.shape),
             tuple(tensor.stride()),
             int(tensor.storage_offset()),
+            "conj" * tensor.is_conj() + "neg" * tensor.is_neg(),
         )
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from crosscurrent.schedules import capture
 from crosscurrent.schedules.arena import Arena
 from crosscurrent.schedules.compiled import Bound, Step, bind, same_values, settle
 from crosscurrent.schedules.conflicts import Conflicts, conflicts
@@ -73,6 +74,11 @@ class Replayer:
         self, program: Program, reuse: Sequence[Reuse] = (), *, settled: dict[int, list[int]] | None = None
     ) -> None:
         """``settled`` remembers how ops are best run, for further replayers of the same program."""
+        if program.device == "cuda" and not (capture.CAN_BE_CUDA and torch.cuda.is_available()):
+            raise NotReplayableError(
+                "the program was recorded on a GPU, and this machine has none: replay it on one, or record "
+                "it under crosscurrent.simulate()"
+            )
         self.program = program
         self._settled = {} if settled is None else settled
         self.reuse = tuple(reuse)
@@ -271,4 +277,6 @@ def _quiet() -> Iterator[None]:
         if torch._C._len_torch_dispatch_stack():
             stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode())
+        # Nothing is recorded for autograd all the same, but some ops keep what a backward needs only then.
+        stack.enter_context(torch.enable_grad())
         yield

@@ -5,7 +5,7 @@ else is JSON in its metadata, under ``program``. Beside it stand the format and 
 of both, so that a damaged file is known before anything of it is used.
 
 The values of JSON stand for themselves, except objects, which have one key that says what they are:
-``{"view": [block, dtype, shape, strides, offset]}``, ``{"tensor": name}``, ``{"tuple": [...]}``,
+``{"view": [block, dtype, shape, strides, offset, lazy]}``, ``{"tensor": name}``, ``{"tuple": [...]}``,
 ``{"torch": "float32"}``, ``{"device": "cpu"}``, ``{"number": "nan"}``, ``{"complex": [re, im]}``,
 ``{"dict": {...}}``.
 """
@@ -228,8 +228,8 @@ def _access(fields: list[Any]) -> Access:
 
 
 def _view(fields: list[Any]) -> View:
-    block, dtype, shape, strides, offset = fields
-    view = View(block, dtype, tuple(shape), tuple(strides), offset)
+    block, dtype, shape, strides, offset, lazy = fields
+    view = View(block, dtype, tuple(shape), tuple(strides), offset, lazy)
     if not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ValueError(f"there is no type {dtype!r}")
     return view

@@ -104,6 +104,7 @@ _WAITS = {
     "_nested_tensor_from_mask_left_aligned": "item",
     "_linalg_check_errors": "item",
     "nonzero": "data-dependent shape",
+    "nonzero_numpy": "data-dependent shape",
     "argwhere": "data-dependent shape",
     "masked_select": "data-dependent shape",
     "_unique": "data-dependent shape",
@@ -207,6 +208,8 @@ def _kind(schema: Any, base: str, positional: tuple[int, ...]) -> Kind:
         return Kind.INDEX if base in _INDEX else Kind.WAITS if base in _WAITS else Kind.PLAIN
     if base in _KINDS:
         return _KINDS[base]
+    if base == "where" and len(positional) == 1:
+        return Kind.WAITS  # where(condition) is nonzero
     for names, kind in _BY_BASE:
         if base in names:
             return kind

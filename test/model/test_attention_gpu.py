@@ -13,7 +13,7 @@ from crosscurrent.model.attention import attend, attend_backward, summed_weights
 pytestmark = pytest.mark.gpu
 
 # (batch, groups, heads of a group, queries, keys, head size): chunks after a full cache, a first chunk, a
-# single token, sizes that are no multiple of any block, a head size that Triton cannot and one that neither
+# single token, sizes that are no multiple of any block, a head size that Triton cannot and one that no
 # kernel can.
 SHAPES = [
     (2, 2, 4, 128, 512, 128),
@@ -21,8 +21,18 @@ SHAPES = [
     (2, 1, 8, 1, 333, 64),
     (1, 2, 3, 77, 301, 80),
     (1, 2, 2, 65, 130, 12),
+    # Enough work for cuDNN's kernels: both parts, a causal one alone, and sizes that are no multiples.
+    (4, 4, 4, 256, 1024, 128),
+    (4, 2, 8, 256, 256, 64),
+    (8, 2, 8, 200, 533, 64),
 ]
 HALF = [torch.bfloat16, torch.float16]
+
+
+def three(gradients: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values."""
+    dq, (dk, dv) = gradients
+    return dq, dk, dv
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,10 +54,10 @@ def test_fused_attention_and_its_gradients(shape: tuple[int, ...], dtype: torch.
     q, k, v = draw(shape, dtype)
     grad = torch.randn_like(q)
     out, lse = attend(q, k, v)
-    grads = attend_backward(grad, q, k, v, out, lse)
+    grads = three(attend_backward(grad, q, k, v, out, lse))
     exact = [t.cpu().double() for t in (q, k, v)]
     exact_out, exact_lse = attend(*exact)
-    exact_grads = attend_backward(grad.cpu().double(), *exact, exact_out, exact_lse)
+    exact_grads = three(attend_backward(grad.cpu().double(), *exact, exact_out, exact_lse))
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
     # Weights, their gradients and each result are rounded once to half precision, u = eps / 2 relative,
     # and the rounded output goes into the backward: below eight such roundings in the norm of each.
@@ -87,7 +97,7 @@ def test_deterministic_algorithms_make_the_fused_backward_repeatable() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         out, lse = attend(q, k, v)
-        runs = [attend_backward(out, q, k, v, out, lse) for _ in range(5)]
+        runs = [three(attend_backward(out, q, k, v, out, lse)) for _ in range(5)]
     finally:
         torch.use_deterministic_algorithms(False)
     for run in runs[1:]:
@@ -113,8 +123,8 @@ def test_float32_takes_the_plain_path(shape: tuple[int, ...]) -> None:
     out, lse = attend(q, k, v)
     exact = [t.cpu().double() for t in (q, k, v)]
     exact_out, exact_lse = attend(*exact)
-    grads = attend_backward(out, q, k, v, out, lse)
-    exact_grads = attend_backward(exact_out, *exact, exact_out, exact_lse)
+    grads = three(attend_backward(out, q, k, v, out, lse))
+    exact_grads = three(attend_backward(exact_out, *exact, exact_out, exact_lse))
     # Float32, u = 2^-24: scores off by 128 * 64 u as above, and so are weights; each later sum of at most
     # 1024 terms adds its part. In the norm, where errors of random sign cancel, far below the sum of both.
     tolerance = (128 * 64 + 1024) * 2**-24

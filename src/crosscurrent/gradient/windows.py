@@ -40,9 +40,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crosscurrent.kvcache.placement import Eviction, GroupedEviction
-from crosscurrent.kvcache.rows import add_rows_, place_, take_rows
+from crosscurrent.kvcache.placement import Eviction, GroupedEviction, SharedEviction
 from crosscurrent.model.attention import attend, attend_backward
+from crosscurrent.operators.rows import add_rows_, follow_rows, place_, take_rows
 
 RoundTrip = Callable[[Tensor], Tensor]
 """What storing entries does to them. The gradient passes straight through."""
@@ -89,13 +89,9 @@ def make_cache(
 
 
 def advance_column(k_BGTD: Tensor, v_BGTD: Tensor, cache: LayerCache, evictions: Sequence[Eviction]) -> None:
-    """Place a column's keys and values, chunk by chunk, without attention."""
-    new_NGTD = cache.stack(k_BGTD, v_BGTD)
-    start = 0
-    for eviction in evictions:
-        stop = start + eviction.chunk_length
-        place_chunk(cache.entries_NGLD, eviction, new_NGTD[:, :, start:stop])
-        start = stop
+    """Place a column's keys and values, without attention."""
+    pool_NGPD = _make_pool(cache, k_BGTD, v_BGTD, evictions)
+    _move_on(cache, pool_NGPD, _make_views(pool_NGPD, evictions))
 
 
 @torch.no_grad()
@@ -105,12 +101,9 @@ def pass_column(
     """Attend with each chunk [B, H, T, D], and leave the cache at the column's right edge."""
     pool_NGPD = _make_pool(cache, k_BGTD, v_BGTD, evictions)
     views = _make_views(pool_NGPD, evictions)
-    out_BHTD = empty_tokens_first(q_BHTD)
-    for view in views:
-        view.put(out_BHTD, attend(view.chunks(q_BHTD), *view.take(pool_NGPD))[0])
-    last = views[-1].last()
-    cache.entries_NGLD[:, :, : last.num_slots] = last.rows_of(pool_NGPD)[:, 0]
-    return out_BHTD
+    outs = [view.by_chunk(attend(view.chunks(q_BHTD), *view.take(pool_NGPD))[0]) for view in views]
+    _move_on(cache, pool_NGPD, views)
+    return _joined(outs)
 
 
 def attend_column(
@@ -139,12 +132,9 @@ class _ColumnAttention(torch.autograd.Function):
     ) -> Tensor:
         pool_NGPD = _make_pool(cache, k_BGTD, v_BGTD, evictions)
         views = _make_views(pool_NGPD, evictions)
-        out_BHTD = empty_tokens_first(q_BHTD)
-        lses = []
-        for view in views:
-            out, lse = attend(view.chunks(q_BHTD), *view.take(pool_NGPD))
-            view.put(out_BHTD, out)
-            lses.append(lse)
+        attended = [attend(view.chunks(q_BHTD), *view.take(pool_NGPD)) for view in views]
+        out_BHTD = _joined([view.by_chunk(out) for view, (out, _) in zip(views, attended, strict=True)])
+        lses = [lse for _, lse in attended]
         ctx.save_for_backward(q_BHTD, out_BHTD, pool_NGPD, *lses)
         ctx.cache, ctx.views = cache, views
         return out_BHTD
@@ -159,16 +149,16 @@ class _ColumnAttention(torch.autograd.Function):
         grads_NGPD = torch.zeros_like(pool_NGPD, dtype=cache.grads_NGLD.dtype)
         last = views[-1].last()
         last.add_(grads_NGPD, cache.grads_NGLD[:, :, : last.num_slots].unsqueeze(1))
-        dq_BHTD = empty_tokens_first(q_BHTD)
+        dqs: list[Tensor] = []
         for view, lse in zip(reversed(views), reversed(lses), strict=True):
-            given = (view.chunks(x) for x in (grad_out_BHTD, q_BHTD))
-            dq, *dkv = attend_backward(*given, *view.take(pool_NGPD), view.chunks(out_BHTD), lse)
-            view.put(dq_BHTD, dq)
-            for half, grad in zip(_halves(grads_NGPD), dkv, strict=True):
-                view.add_(half, view.by_window(grad))
+            grad, q, out = (view.chunks(x) for x in (grad_out_BHTD, q_BHTD, out_BHTD))
+            dq, dkv = attend_backward(grad, q, *view.take(pool_NGPD), out, lse)
+            dqs.insert(0, view.by_chunk(dq))
+            # [2, B * n, ...] and [2 B, n, ...] are the same memory.
+            view.add_(grads_NGPD, dkv.view(-1, view.num_chunks, *dkv.shape[2:]))
         filled = pool_NGPD.shape[2] - q_BHTD.shape[2]
         cache.grads_NGLD[:, :, :filled] = grads_NGPD[:, :, :filled]
-        return dq_BHTD, *_halves(grads_NGPD[:, :, filled:].to(q_BHTD.dtype)), None, None
+        return _joined(dqs), *_halves(grads_NGPD[:, :, filled:].to(q_BHTD.dtype)), None, None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,20 +204,25 @@ class _View:
 
     def chunks(self, x_BHTD: Tensor) -> Tensor:
         """The chunks' tokens as a batch [B * n, H, C, D]: a view where the strides allow it."""
-        return self._split(x_BHTD).flatten(0, 1).transpose(1, 2)
-
-    def put(self, x_BHTD: Tensor, chunks_MHCD: Tensor) -> None:
-        """Write what `chunks` reads."""
-        self._split(x_BHTD).copy_(self.by_window(chunks_MHCD).transpose(2, 3))
-
-    def by_window(self, x: Tensor) -> Tensor:
-        """[B * n, ...] -> [B, n, ...]."""
-        return x.unflatten(0, (-1, self.num_chunks))
-
-    def _split(self, x_BHTD: Tensor) -> Tensor:
-        """[B, n, C, H, D], always a view."""
         tokens = slice(self.start, self.start + self.num_chunks * self.chunk_length)
-        return x_BHTD[:, :, tokens].transpose(1, 2).unflatten(1, (self.num_chunks, self.chunk_length))
+        by_chunk = x_BHTD[:, :, tokens].transpose(1, 2).unflatten(1, (self.num_chunks, self.chunk_length))
+        return by_chunk.flatten(0, 1).transpose(1, 2)
+
+    def by_chunk(self, x_MHCD: Tensor) -> Tensor:
+        """What belongs to `chunks`, token by token: [B, n * C, H, D]."""
+        return x_MHCD.transpose(1, 2).unflatten(0, (-1, self.num_chunks)).flatten(1, 2)
+
+
+def _joined(parts_BTHD: Sequence[Tensor]) -> Tensor:
+    """The parts of a column [B, H, T, D], which lie as [B, T, H, D] in memory."""
+    whole = parts_BTHD[0] if len(parts_BTHD) == 1 else torch.cat(list(parts_BTHD), dim=1)
+    return whole.transpose(1, 2)
+
+
+def _move_on(cache: LayerCache, pool_NGPD: Tensor, views: Sequence[_View]) -> None:
+    """Leave the cache at the column's right edge."""
+    last = views[-1].last()
+    cache.entries_NGLD[:, :, : last.num_slots] = last.rows_of(pool_NGPD)[:, 0]
 
 
 def _make_pool(cache: LayerCache, k_BGTD: Tensor, v_BGTD: Tensor, evictions: Sequence[Eviction]) -> Tensor:
@@ -245,9 +240,9 @@ def _make_views(pool_NGPD: Tensor, evictions: Sequence[Eviction]) -> list[_View]
     rows = _Rows(pool_NGPD, evictions)
     views: list[_View] = []
     start = 0
-    for (chunk_length, num_slots, has_moved), same in itertools.groupby(evictions, _shape):
+    for (chunk_length, num_slots, num_moved), same in itertools.groupby(evictions, _shape):
         alike = list(same)
-        most = max(1, _WINDOW_BYTES // (slot_bytes * num_slots)) if has_moved else 1
+        most = max(1, _WINDOW_BYTES // (slot_bytes * num_slots)) if num_moved else 1
         for first in range(0, len(alike), most):
             members = alike[first : first + most]
             view = _View(
@@ -255,46 +250,51 @@ def _make_views(pool_NGPD: Tensor, evictions: Sequence[Eviction]) -> list[_View]
                 num_chunks=len(members),
                 chunk_length=chunk_length,
                 num_slots=num_slots,
-                rows_BnGS=rows.after(members) if has_moved else None,
+                rows_BnGS=rows.after(members) if num_moved else None,
             )
             views.append(view)
             start += chunk_length * len(members)
     return views
 
 
-def _shape(eviction: Eviction) -> tuple[int, int, bool]:
-    """Chunks with the same can be one batch: their tokens, the slots they see, whether entries moved.
+def _shape(eviction: Eviction) -> tuple[int, int, int]:
+    """Chunks with the same can be one batch: their tokens, the slots they see, the entries that move.
 
     Once entries have moved the cache is full, so that they move for every later chunk, too.
     """
-    return eviction.chunk_length, eviction.filled_after, eviction.num_evicted > 0
+    return eviction.chunk_length, eviction.filled_after, eviction.num_evicted
 
 
 class _Rows:
     """The pool's row of each slot, as the chunks of a column are placed one after the other."""
 
     def __init__(self, pool_NGPD: Tensor, evictions: Sequence[Eviction]) -> None:
-        N, G, P, _ = pool_NGPD.shape
         # Without moves, slot s holds row s; a chunk's new rows are the pool's last, chunk by chunk.
+        N, G, P, _ = pool_NGPD.shape
         own = any(isinstance(eviction, GroupedEviction) for eviction in evictions)
-        shape = (N // 2, G) if own else (1, 1)
-        rows_P = torch.arange(P, dtype=torch.int32, device=pool_NGPD.device)
-        self._rows_BGP1 = rows_P.view(1, 1, P, 1).expand(*shape, P, 1)
-        self._slots_BGL1 = self._rows_BGP1[:, :, : evictions[0].cache_length].clone()
+        self._all_P = torch.arange(P, dtype=torch.int32, device=pool_NGPD.device)
+        self._rows_BGL = self._all_P[: evictions[0].cache_length].expand(
+            *((N // 2, G) if own else (1, 1)), -1
+        )
         # Chunks that fit without moving anything come first, and are not asked for.
         self._next = P - sum(eviction.chunk_length for eviction in evictions if eviction.num_evicted)
 
     def after(self, evictions: Sequence[Eviction]) -> Tensor:
-        """The rows of the occupied slots after each of the next chunks: [B, n, G, S]."""
-        B, G = self._slots_BGL1.shape[:2]
-        num_slots = evictions[0].filled_after
-        table = self._slots_BGL1.new_empty(B, len(evictions), G, num_slots)
-        for index, eviction in enumerate(evictions):
-            new = slice(self._next, self._next + eviction.chunk_length)
-            place_chunk(self._slots_BGL1, eviction, self._rows_BGP1[:, :, new])
-            self._next = new.stop
-            table[:, index] = self._slots_BGL1[:, :, :num_slots, 0]
-        return table
+        """The rows of the slots, all of them occupied, after each of the next chunks: [B, n, G, L]."""
+        length = evictions[0].chunk_length
+        lists_BnGL: Tensor = follow_rows(self._rows_BGL, self._slots(evictions), self._next, length)
+        self._rows_BGL = lists_BnGL[:, -1]
+        self._next += length * len(evictions)
+        return lists_BnGL
+
+    def _slots(self, evictions: Sequence[Eviction]) -> Tensor:
+        """Where the chunks move entries to: [B, n, G, m]."""
+        grouped = [e.slots_BGm for e in evictions if isinstance(e, GroupedEviction)]
+        if grouped:
+            return torch.stack(grouped, dim=1)
+        runs = [run for e in evictions if isinstance(e, SharedEviction) for run in e.runs]
+        slots = torch.cat([self._all_P[start:stop] for start, stop in runs])
+        return slots.view(1, len(evictions), 1, -1)
 
 
 def place_chunk(buffer_NGLD: Tensor, eviction: Eviction, new_NGCD: Tensor) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from crosscurrent.kvcache.placement import Eviction, GroupedEviction, SharedEviction
 from crosscurrent.kvcache.policies.base import check_room
-from crosscurrent.kvcache.rows import pair_
+from crosscurrent.operators.rows import pair_
 
 _INT16_SLOTS = torch.iinfo(torch.int16).max + 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,10 +82,17 @@ class DeviceMemory:
         self.peak, self.peak_reserved, self.peak_active = self.allocated, self.reserved, self.active
 
 
+class _Depth(threading.local):
+    """How deep a thread is inside of operators that are written in Python."""
+
+    depth = 0
+
+
 class Memory:
     """The tags of all live storages that are device or pinned memory."""
 
     def __init__(self, num_devices: int, capacity: int) -> None:
+        self.bare = _Depth()
         self.blocks: dict[int, Block] = {}
         """Keyed by the address of the ``StorageImpl``, which is its identity while it lives."""
         self.devices = [DeviceMemory(capacity) for _ in range(num_devices)]
@@ -129,8 +137,23 @@ class Memory:
         except (NotImplementedError, RuntimeError):
             return self._block_of_wrapper(tensor)
 
+    @contextmanager
+    def laid_bare(self) -> Iterator[None]:
+        """Inside, tensors of this thread are where they really are: on the CPU.
+
+        For the implementation of an operator, which runs below the simulation: what it makes there for
+        itself is on the CPU, and so must be what it makes that next to.
+        """
+        self.bare.depth += 1
+        try:
+            yield
+        finally:
+            self.bare.depth -= 1
+
     def device_of(self, tensor: torch.Tensor) -> int:
         """The index of the device that a tensor lies on, or -1 for the host."""
+        if self.bare.depth:
+            return -1
         block = self.block_of(tensor)
         return block.device if block is not None and block.device >= 0 else -1
 

@@ -44,10 +44,16 @@ _RUNS_ON_BOTH = {
 """Ops of which CUDA takes some arguments from the host, by the name of their packet."""
 
 
+_PYTORCH = {"aten", "prims", "prim", "inductor", "quantized", "torchvision"}
+"""Operators in these namespaces are C++: below the simulation they ask no Python where a tensor is."""
+
+
 def plan_for(func: Any) -> Plan | None:
     """What to do for an op, or None for the common case."""
     if not isinstance(func, torch._ops.OpOverload):
         return _higher_order
+    if func.namespace not in _PYTORCH:
+        return _foreign
     if func in KERNELS:
         return partial(_kernel, kernel=KERNELS[func])
     packet = func._overloadpacket
@@ -128,6 +134,19 @@ def _waiting(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     out = mode.run_on(place, func, args, kwargs)
     if place >= 0:
         simulation.clock.wait_until(simulation.queues.thread.current[place].free_at)
+    return out
+
+
+def _foreign(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    """An operator that somebody registered, with an implementation for the CPU: one step, seen from outside."""
+    simulation = mode.simulation
+    device = mode.place(func, args, kwargs)
+    simulation.before_call(func, args, kwargs)
+    with simulation.memory.laid_bare():
+        out = func(*args, **kwargs)
+    if device != HOST:
+        mode.tag_results(out, device)
+    mode.report(device, func, args, kwargs, out)
     return out
 
 

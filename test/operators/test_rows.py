@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from crosscurrent.kvcache import rows as row_operators
-from crosscurrent.kvcache.rows import add_rows_, pair_, place_, take_rows
+from crosscurrent.operators import rows as row_operators
+from crosscurrent.operators.rows import add_rows_, follow_rows, pair_, place_, take_rows
 
 SEEDS = range(12)
 
@@ -85,9 +85,40 @@ def test_pairing_and_placing(seed: int) -> None:
     assert torch.equal(cache, expected)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_following_rows_is_placing_them_chunk_by_chunk(seed: int) -> None:
+    rows, slots, first, length = draw_chunks(seed)
+    lists = follow_rows(rows, slots, first, length)
+    placed = rows.unsqueeze(-1).clone()
+    for chunk in range(slots.shape[1]):
+        start = first + chunk * length
+        new = torch.arange(start, start + length, dtype=torch.int32).view(1, 1, -1, 1)
+        shape = *placed.shape[:2], length, 1
+        place_(placed, slots[:, chunk], new.expand(shape), rows.shape[-1] - length)
+        assert torch.equal(lists[:, chunk], placed[..., 0])
+
+
+def draw_chunks(seed: int) -> tuple[Tensor, Tensor, int, int]:
+    """A list of rows [B, G, L], paired slots [B, n, G, m], the first new row, and tokens of a chunk."""
+    draw = Draw(seed)
+    cache_length = draw.between(3, 2500)
+    length = draw.between(1, cache_length)
+    moved = draw.between(1, length)
+    rows = draw.choices(draw.B * draw.G, cache_length, 4000).view(draw.B, draw.G, -1).int()
+    start = cache_length - length
+    slots = []
+    for _ in range(draw.n):
+        # The tail's occupied slots are its first ones: what lies behind them cannot be evicted.
+        evicted = draw.choices(draw.B * draw.G, moved, start + moved).view(draw.B, draw.G, moved)
+        state = torch.zeros(1, draw.B, draw.G, cache_length)
+        slots.append(pair_(state, evicted.to(torch.int16), start))
+    return rows, torch.stack(slots, dim=1), 5000, length
+
+
 def test_the_operators_say_what_they_write() -> None:
     operators = torch.ops.crosscurrent
     assert not operators.take_rows.default._schema.is_mutable
+    assert not operators.follow_rows.default._schema.is_mutable
     for operator in (operators.add_rows_, operators.place_, operators.pair_):
         written = [bool(a.alias_info and a.alias_info.is_write) for a in operator.default._schema.arguments]
         assert written == [True] + [False] * (len(written) - 1)
@@ -123,3 +154,6 @@ def test_the_kernels_do_what_the_plain_versions_do(seed: int) -> None:
         place_(cache_gpu, slots_gpu, new.cuda(), length - size)
         place_(cache, slots, new, length - size)
         assert torch.equal(cache, cache_gpu.cpu())
+    rows, slots, first, chunk_length = draw_chunks(seed)
+    lists = follow_rows(rows.cuda(), slots.cuda(), first, chunk_length)
+    assert torch.equal(lists.cpu(), follow_rows(rows, slots, first, chunk_length))

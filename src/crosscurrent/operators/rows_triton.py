@@ -126,6 +126,37 @@ def _pair_kernel(  # type: ignore[no-untyped-def]
         tl.store(base + slot, moved, mask=valid)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _follow_rows_kernel(  # type: ignore[no-untyped-def]
+    rows, slots, out,
+    slots_b, slots_j, slots_g,
+    num_windows, num_groups, num_slots, num_moved, first, chunk_length,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    # One program for a sequence and group. The lists follow from each other through memory, behind barriers.
+    b = tl.program_id(0) // num_groups
+    g = tl.program_id(0) % num_groups
+    i = tl.arange(0, BLOCK)
+    tail = num_slots - chunk_length
+    source = rows + tl.program_id(0).to(tl.int64) * num_slots
+    for j in range(num_windows):
+        target = out + ((b * num_windows + j).to(tl.int64) * num_groups + g) * num_slots
+        for start in range(0, tail, BLOCK):
+            row = tl.load(source + start + i, mask=start + i < tail, other=0)
+            tl.store(target + start + i, row, mask=start + i < tail)
+        tl.debug_barrier()
+        for start in range(0, chunk_length, BLOCK):
+            moves = start + i < num_moved
+            slot = tl.load(slots + b * slots_b + j * slots_j + g * slots_g + start + i, mask=moves, other=0)
+            moved = tl.load(source + tail + start + i, mask=moves, other=0)
+            # What is paired with itself lies in the tail, where the new row goes.
+            tl.store(target + slot.to(tl.int32), moved, mask=moves & (slot.to(tl.int32) < tail))
+            new = first + j * chunk_length + start + i
+            tl.store(target + tail + start + i, new, mask=start + i < chunk_length)
+        tl.debug_barrier()
+        source = target
+
+
 def take_rows(pool_NGPD: Tensor, rows: Tensor) -> Tensor:
     N, G, _, D = pool_NGPD.shape
     _, n, _, S = rows.shape
@@ -163,6 +194,19 @@ def place_(cache_NGLD: Tensor, slots_BGm: Tensor, new_NGCD: Tensor, start: int) 
         len(slots_BGm), G, slots_BGm.shape[2], C, start, D,
         BLOCK_ROWS=_BLOCK_ROWS, BLOCK_HEAD=triton.next_power_of_2(D),
     )  # fmt: skip
+
+
+def follow_rows(rows_BGL: Tensor, slots_BnGm: Tensor, first: int, chunk_length: int) -> Tensor:
+    B, n, G, m = slots_BnGm.shape
+    L = rows_BGL.shape[2]
+    out = torch.empty((B, n, G, L), dtype=torch.int32, device=rows_BGL.device)
+    _follow_rows_kernel[(B * G,)](
+        rows_BGL.contiguous(), slots_BnGm, out,
+        *slots_BnGm.stride()[:3],
+        n, G, L, m, first, chunk_length,
+        BLOCK=1024, num_warps=8,
+    )  # fmt: skip
+    return out
 
 
 def pair_(state_KBGL: Tensor, evicted_BGm: Tensor, start: int) -> Tensor:

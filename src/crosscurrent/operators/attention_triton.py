@@ -1,8 +1,7 @@
-"""A Triton kernel for the attention weights that H2O sums over the queries.
+"""Triton kernels around the fused attention kernels: summed weights, and merging attention over two parts.
 
-``crosscurrent.model.attention.summed_weights`` decides when it is used, and holds the plain version
-that it is checked against. Needs Triton, which CUDA builds of PyTorch bring along: import this
-module only for tensors on a GPU.
+The operators decide when they are used. Import this module only where there is Triton, which CUDA builds of
+PyTorch bring along.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def _summed_weights_kernel(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + tl.program_id(1).to(tl.int64) * num_keys + keys, total, mask=valid_keys)
 
 
-def summed_weights(q: Tensor, k: Tensor, lse: Tensor) -> Tensor:
+def sum_weights(q: Tensor, k: Tensor, lse: Tensor) -> Tensor:
     """Sum softmax weights over the queries, and over the heads of each query group, in one pass.
 
     Shapes: ``q`` (B, H, C, D), ``k`` (B, G, S, D), both bfloat16 or float16 with contiguous rows;

@@ -1,6 +1,6 @@
-"""The fused attention kernels that PyTorch brings along for half precision on CUDA.
+"""Attention on CUDA: the fused kernels that PyTorch brings along for half precision, else the plain version.
 
-Two families, both grouped and both with the log-sum-exp:
+Two families of kernels, both grouped and both with the log-sum-exp:
 
 - FlashAttention-2 (Dao 2023, arXiv:2307.08691) knows lower-right causal masks. Its backward pass adds with
   atomics unless `torch.use_deterministic_algorithms(True)` asks for order.
@@ -9,7 +9,7 @@ Two families, both grouped and both with the log-sum-exp:
   needs no lower-right mask: attend to both parts, and merge. The backward pass of each part only needs the
   output and the log-sum-exp of the whole.
 
-cuDNN it is where it exists and order was not asked for.
+cuDNN it is where it exists, where order was not asked for, and where there is enough work for a GPU.
 
 Legend: B batch, H query heads, G query groups, C queries, S keys, D head size.
 """
@@ -17,51 +17,70 @@ Legend: B batch, H query heads, G query groups, C queries, S keys, D head size.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from crosscurrent.operators.attention import plain_attend, plain_attend_backward, plain_summed_weights
+from crosscurrent.operators.attention_triton import HEAD_SIZES, merge, sum_weights
+
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
 
-# Below this many queries or keys there is no work for cuDNN's tiles to be faster at.
+# Fewer queries or keys leave cuDNN's tiles half empty; fewer tiles of queries leave a GPU half idle, which
+# FlashAttention avoids by splitting the keys of the forward pass.
 _CUDNN_MIN_LENGTH = 64
-
-
-def is_fused(q_BHCD: Tensor) -> bool:
-    """Whether there is a kernel for these queries."""
-    head_size = q_BHCD.shape[-1]
-    return q_BHCD.dtype in _HALF_DTYPES and head_size % 8 == 0 and head_size <= 256
+_CUDNN_MIN_TILES = 128
+_TILE_QUERIES = 128
 
 
 def attend(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> tuple[Tensor, Tensor]:
     """Output [B, H, C, D] and log-sum-exp [B, H, C]."""
-    if not _prefers_cudnn(q_BHCD, k_BGSD):
+    if not _is_fused(q_BHCD):
+        return plain_attend(q_BHCD, k_BGSD, v_BGSD)
+    if not _prefers_cudnn(q_BHCD, k_BGSD) or not _fills_gpu(q_BHCD):
         return _flash(q_BHCD, k_BGSD, v_BGSD)
     parts = [_cudnn(q_BHCD, k, v, causal) for k, v, causal in _parts(q_BHCD, k_BGSD, v_BGSD)]
     if len(parts) == 1:
-        return parts[0].out, parts[0].lse
-    from crosscurrent.model import kernels
-
-    return kernels.merge(parts[0].out, parts[0].lse, parts[1].out, parts[1].lse)
+        return parts[0]
+    (before, before_lse), (own, own_lse) = parts
+    return merge(before, before_lse, own, own_lse)
 
 
 def attend_backward(
     grad_BHCD: Tensor, q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, out_BHCD: Tensor, lse_BHC: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values."""
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the queries, and of the keys and values: [2, B, G, S, D]."""
+    if not _is_fused(q_BHCD):
+        return plain_attend_backward(grad_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD, lse_BHC)
     if not _prefers_cudnn(q_BHCD, k_BGSD):
-        return _flash_backward(grad_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD, lse_BHC)
+        dq, *dkv = _flash_backward(grad_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD, lse_BHC)
+        return dq, torch.stack(dkv)
     lse_BHC1 = lse_BHC.unsqueeze(-1)
     parts = [
         _cudnn_backward(grad_BHCD, q_BHCD, k, v, out_BHCD, lse_BHC1, causal)
         for k, v, causal in _parts(q_BHCD, k_BGSD, v_BGSD)
     ]
-    if len(parts) == 1:
-        return parts[0]
-    (dq, *dkv_before), (dq_own, *dkv_own) = parts
-    dk, dv = (torch.cat(pair, dim=2) for pair in zip(dkv_before, dkv_own, strict=True))
-    return dq.add_(dq_own), dk, dv
+    dq = parts[0][0] if len(parts) == 1 else parts[0][0].add_(parts[1][0])
+    dkv = k_BGSD.new_empty(2, *k_BGSD.shape)
+    for index, out in enumerate(dkv, start=1):
+        torch.cat([part[index] for part in parts], dim=2, out=out)
+    return dq, dkv
+
+
+def summed_weights(q_BHCD: Tensor, k_BGSD: Tensor, lse_BHC: Tensor) -> Tensor:
+    """Weights [B, G, S]."""
+    fits = _is_fused(q_BHCD) and q_BHCD.shape[-1] in HEAD_SIZES
+    return (sum_weights if fits else plain_summed_weights)(q_BHCD, k_BGSD, lse_BHC)
+
+
+def _is_fused(q_BHCD: Tensor) -> bool:
+    head_size = q_BHCD.shape[-1]
+    return q_BHCD.dtype in _HALF_DTYPES and head_size % 8 == 0 and head_size <= 256
+
+
+def _fills_gpu(q_BHCD: Tensor) -> bool:
+    B, H, C = q_BHCD.shape[:3]
+    return B * H * -(-C // _TILE_QUERIES) >= _CUDNN_MIN_TILES
 
 
 def _prefers_cudnn(q_BHCD: Tensor, k_BGSD: Tensor) -> bool:
@@ -84,16 +103,11 @@ def _parts(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> list[tuple[Tensor,
     return [(k_BGSD[:, :, :before], v_BGSD[:, :, :before], False), own] if before else [own]
 
 
-class _Part(NamedTuple):
-    out: Tensor
-    lse: Tensor
-
-
-def _cudnn(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, causal: bool) -> _Part:
+def _cudnn(q_BHCD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     out_BHCD, lse_BHC1, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         q_BHCD, k_BGSD, v_BGSD, None, True, 0.0, causal, False, scale=_scale(q_BHCD)
     )
-    return _Part(out_BHCD, lse_BHC1.squeeze(-1))
+    return out_BHCD, lse_BHC1.squeeze(-1)
 
 
 def _cudnn_backward(

@@ -81,53 +81,80 @@ def slices_of(
     """Everything in a trace that can be drawn."""
     steps, sources, costs = program_of(records, info, rates)
     run = play(steps)
-    slices: list[Slice] = []
-    arrows: list[Arrow] = []
-    where: dict[int, int] = {}  # record -> slice
-    last: dict[int, int] = {}  # lane -> its last slice so far
-    recorded: dict[int, int] = {}  # event -> the last slice of its lane when it was recorded
-    waiting: dict[int, list[tuple[int, str, int]]] = {}  # lane -> arrows into its next slice
+    drawing = _Drawing()
     for record, start, stop, cost in zip(sources, run.start, run.stop, costs, strict=True):
-        if isinstance(record, RecordEvent):
-            if record.lane in last:
-                recorded[record.event] = last[record.lane]
-        elif isinstance(record, WaitEvent):
-            if record.event in recorded:
-                waiting.setdefault(record.lane, []).append((recorded[record.event], record.via, record.site))
-        elif isinstance(record, Op):
-            position = where[record.index] = last[record.lane] = len(slices)
-            slices.append(
-                Slice(record.lane, start, stop, record.index, record.index, _name(record, cost), record.site)
-            )
-            for source, via, site in waiting.pop(record.lane, ()):
-                arrows.append(_arrow(slices, source, position, via, site))
-        elif isinstance(record, HostWait):
-            ends = [recorded.get(record.event)] if record.event is not None else map(last.get, record.lanes)
-            awaited = [end for end in ends if end is not None]
-            position = last[HOST] = len(slices)
-            slices.append(
-                Slice(HOST, start, stop, record.index, record.index, record.kind, record.site, wait=True)
-            )
-            arrows += [_arrow(slices, source, position, record.kind, record.site) for source in awaited]
-    races = [
-        Race(where[finding.first.index], where[finding.second.index], number)
-        for number, finding in enumerate(findings)
-        if finding.first.index in where and finding.second.index in where
-    ]
+        match record:
+            case RecordEvent():
+                drawing.recorded(record)
+            case WaitEvent():
+                drawing.waited(record)
+            case Op():
+                drawing.operation(record, start, stop, cost)
+            case HostWait():
+                drawing.host_waited(record, start, stop)
+    where = drawing.where
     return Slices(
-        slices=tuple(slices),
-        arrows=tuple(arrows),
-        races=tuple(races),
+        slices=tuple(drawing.slices),
+        arrows=tuple(drawing.arrows),
+        races=tuple(
+            Race(where[finding.first.index], where[finding.second.index], number)
+            for number, finding in enumerate(findings)
+            if finding.first.index in where and finding.second.index in where
+        ),
         makespan=run.makespan,
-        num_ops=len(slices),
-        num_arrows=len(arrows),
+        num_ops=len(drawing.slices),
+        num_arrows=len(drawing.arrows),
     )
 
 
-def _arrow(slices: Sequence[Slice], source: int, target: int, via: str, site: int) -> Arrow:
-    one, other = slices[source], slices[target]
-    stop = other.stop if other.wait else other.start
-    return Arrow(source, target, via, site, one.stop, stop, one.record, other.record)
+class _Drawing:
+    """Slices so far, and what the next ones are ordered after."""
+
+    def __init__(self) -> None:
+        self.slices: list[Slice] = []
+        self.arrows: list[Arrow] = []
+        self.where: dict[int, int] = {}
+        """By record: its slice."""
+        self._last: dict[int, int] = {}  # lane -> its last slice
+        self._recorded: dict[int, int] = {}  # event -> the last slice of its lane when it was recorded
+        self._waiting: dict[int, list[tuple[int, str, int]]] = {}  # lane -> what its next slice waits for
+
+    def recorded(self, record: RecordEvent) -> None:
+        if record.lane in self._last:
+            self._recorded[record.event] = self._last[record.lane]
+
+    def waited(self, record: WaitEvent) -> None:
+        if record.event in self._recorded:
+            wait = (self._recorded[record.event], record.via, record.site)
+            self._waiting.setdefault(record.lane, []).append(wait)
+
+    def operation(self, op: Op, start: int, stop: int, cost: Cost) -> None:
+        position = self._add(Slice(op.lane, start, stop, op.index, op.index, _name(op, cost), op.site))
+        for source, via, site in self._waiting.pop(op.lane, ()):
+            self._arrow(source, position, via, site)
+
+    def host_waited(self, wait: HostWait, start: int, stop: int) -> None:
+        awaited = (
+            [self._recorded.get(wait.event)]
+            if wait.event is not None
+            else list(map(self._last.get, wait.lanes))
+        )
+        position = self._add(
+            Slice(HOST, start, stop, wait.index, wait.index, wait.kind, wait.site, wait=True)
+        )
+        for source in awaited:
+            if source is not None:
+                self._arrow(source, position, wait.kind, wait.site)
+
+    def _add(self, piece: Slice) -> int:
+        position = self.where[piece.record] = self._last[piece.lane] = len(self.slices)
+        self.slices.append(piece)
+        return position
+
+    def _arrow(self, source: int, target: int, via: str, site: int) -> None:
+        one, other = self.slices[source], self.slices[target]
+        stop = other.stop if other.wait else other.start
+        self.arrows.append(Arrow(source, target, via, site, one.stop, stop, one.record, other.record))
 
 
 def _name(op: Op, cost: Cost) -> str:
@@ -142,42 +169,10 @@ def thinned(drawing: Slices, *, max_slices: int, max_arrows: int) -> Slices:
     if len(drawing.slices) <= max_slices and len(drawing.arrows) <= max_arrows:
         return drawing
     racing = {end for race in drawing.races for end in (race.first, race.second)}
-    run_length = -(-len(drawing.slices) // max_slices)
-    slices: list[Slice] = []
-    new = [0] * len(drawing.slices)
-    open_run: dict[int, int] = {}  # lane -> the slice that still takes neighbours in
-    for old, piece in enumerate(drawing.slices):
-        run = open_run.get(piece.lane)
-        if old in racing or run_length == 1:
-            open_run.pop(piece.lane, None)
-            new[old] = len(slices)
-            slices.append(piece)
-        elif run is None or slices[run].num == run_length or slices[run].wait != piece.wait:
-            open_run[piece.lane] = new[old] = len(slices)
-            slices.append(piece)
-        else:
-            new[old] = run
-            head = slices[run]
-            slices[run] = head._replace(stop=piece.stop, last=piece.record, num=head.num + 1)
-    slices = [
-        piece._replace(name=f"{piece.num} operations from {piece.name}") if piece.num > 1 else piece
-        for piece in slices
-    ]
-    # Of the arrows that now join the same two slices, one is drawn.
-    joined: dict[tuple[int, int], Arrow] = {}
-    for arrow in drawing.arrows:
-        source, target = new[arrow.source], new[arrow.target]
-        if source != target:
-            joined.setdefault((source, target), arrow._replace(source=source, target=target))
-    arrows = list(joined.values())
+    slices, new = _joined(drawing.slices, racing, -(-len(drawing.slices) // max_slices))
+    arrows = _moved(drawing.arrows, new)
     if len(arrows) > max_arrows:
-        ends = {new[end] for end in racing}
-        kept = [arrow for arrow in arrows if arrow.source in ends or arrow.target in ends][:max_arrows]
-        room = max_arrows - len(kept)
-        chosen = set(kept)
-        others = [arrow for arrow in arrows if arrow not in chosen]
-        kept += [others[i * len(others) // room] for i in range(min(room, len(others)))]
-        arrows = kept
+        arrows = _some(arrows, {new[end] for end in racing}, max_arrows)
     return Slices(
         slices=tuple(slices),
         arrows=tuple(arrows),
@@ -186,3 +181,52 @@ def thinned(drawing: Slices, *, max_slices: int, max_arrows: int) -> Slices:
         num_ops=drawing.num_ops,
         num_arrows=drawing.num_arrows,
     )
+
+
+def _joined(pieces: Sequence[Slice], racing: set[int], most: int) -> tuple[list[Slice], list[int]]:
+    """Neighbours of a lane joined, up to ``most`` in one; and by old slice, the new one that holds it."""
+    slices: list[Slice] = []
+    new: list[int] = []
+    open_run: dict[int, int] = {}  # lane -> the slice that still takes neighbours in
+    for old, piece in enumerate(pieces):
+        run = open_run.get(piece.lane)
+        if (
+            run is not None
+            and old not in racing
+            and slices[run].num < most
+            and slices[run].wait == piece.wait
+        ):
+            head = slices[run]
+            slices[run] = head._replace(stop=piece.stop, last=piece.record, num=head.num + 1)
+        else:
+            run = len(slices)
+            slices.append(piece)
+            if old in racing:
+                open_run.pop(piece.lane, None)
+            else:
+                open_run[piece.lane] = run
+        new.append(run)
+    named = [
+        piece._replace(name=f"{piece.num} operations from {piece.name}") if piece.num > 1 else piece
+        for piece in slices
+    ]
+    return named, new
+
+
+def _moved(arrows: Iterable[Arrow], new: Sequence[int]) -> list[Arrow]:
+    """The arrows between new slices; of those that now join the same two, one."""
+    joined: dict[tuple[int, int], Arrow] = {}
+    for arrow in arrows:
+        source, target = new[arrow.source], new[arrow.target]
+        if source != target:
+            joined.setdefault((source, target), arrow._replace(source=source, target=target))
+    return list(joined.values())
+
+
+def _some(arrows: Sequence[Arrow], racing: set[int], most: int) -> list[Arrow]:
+    """Those of racing slices first, and of the others some from everywhere."""
+    kept = [arrow for arrow in arrows if arrow.source in racing or arrow.target in racing][:most]
+    chosen = set(kept)
+    others = [arrow for arrow in arrows if arrow not in chosen]
+    room = min(most - len(kept), len(others))
+    return kept + [others[i * len(others) // room] for i in range(room)]

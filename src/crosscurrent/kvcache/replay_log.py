@@ -91,11 +91,9 @@ def flat_dtype(evictions: Iterable[Eviction]) -> torch.dtype:
 
 def pack_(evictions: Iterable[Eviction], out: Tensor) -> None:
     """Write the device slots of the evictions one after the other to a flat tensor."""
-    start = 0
-    for eviction in _grouped(evictions):
-        stop = start + eviction.slots_BGm.numel()
-        out[start:stop].view(eviction.slots_BGm.shape).copy_(eviction.slots_BGm)
-        start = stop
+    flat = [eviction.slots_BGm.flatten() for eviction in _grouped(evictions)]
+    if flat:
+        torch.cat(flat, out=out[: sum(map(len, flat))])
 
 
 def unpack(evictions: Iterable[Eviction], flat: Tensor) -> list[Eviction]:

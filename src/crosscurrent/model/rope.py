@@ -1,4 +1,4 @@
-"""Rotary positions, absolute in the whole sequence, in three kernels and any dtype.
+"""Rotary positions, absolute in the whole sequence, in one operator and any dtype.
 
 Usage:
 
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from crosscurrent.operators.rotation import rotate as turn
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines [T, D/2] of T consecutive positions."""
@@ -52,26 +54,14 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
         ctx.save_for_backward(cos_TF, sin_TF)
-        return _turn(x, cos_TF, sin_TF, sign=1)
+        return turn(x, cos_TF, sin_TF, 1)  # type: ignore[no-any-return]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _turn(grad, *ctx.saved_tensors, sign=-1), None, None
+        return turn(grad, *ctx.saved_tensors, -1), None, None
 
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
-    """Turn the pairs of x [..., T, D] by the angles; the strides of x are kept."""
+    """Turn the pairs of x [B, H, T, D] by the angles; the strides of x are kept."""
     return _Rotate.apply(x, *angles)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _turn(x: Tensor, cos_TF: Tensor, sin_TF: Tensor, *, sign: int) -> Tensor:
-    half = x.shape[-1] // 2
-    low, high = x[..., :half], x[..., half:]
-    out = torch.empty_like(x)
-    # Both halves in one kernel: a view of pairs of halves, with the same cosines for each.
-    pairs = (*x.shape[:-1], 2, half)
-    torch.mul(x.view(pairs), cos_TF.unsqueeze(-2), out=out.view(pairs))
-    out[..., :half].addcmul_(high, sin_TF, value=-sign)
-    out[..., half:].addcmul_(low, sin_TF, value=sign)
-    return out

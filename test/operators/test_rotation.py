@@ -1,0 +1,47 @@
+"""Rotation against complex numbers, and on a GPU the kernel against the plain version."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from crosscurrent.operators.rotation import rotate
+
+SHAPES = [(1, 3, 5, 8), (2, 1, 7, 6), (2, 4, 33, 128), (1, 5, 1, 2)]
+
+
+def draw(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """x [B, H, T, D] in a [B, T, H, D] buffer, and angles [T, D/2] that are at least float32."""
+    generator = torch.Generator().manual_seed(0)
+    B, H, T, D = shape
+    x = torch.randn(B, T, H, D, generator=generator, dtype=torch.float64).transpose(1, 2).to(dtype)
+    angles = torch.randn(T, D // 2, generator=generator, dtype=torch.float64) * 3
+    wide = torch.promote_types(dtype, torch.float32)
+    return x, angles.cos().to(wide), angles.sin().to(wide)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_pairs_turn_as_complex_numbers_do(shape: tuple[int, ...]) -> None:
+    x, cos, sin = draw(shape, torch.float64)
+    pairs = torch.complex(*x.contiguous().chunk(2, dim=-1)) * torch.complex(cos, sin)
+    turned = rotate(x, cos, sin, 1)
+    # Two products of numbers below 8, in float64.
+    torch.testing.assert_close(turned, torch.cat([pairs.real, pairs.imag], -1), rtol=0, atol=1e-14)
+    torch.testing.assert_close(rotate(turned, cos, sin, -1), x, rtol=0, atol=1e-14)
+    assert turned.stride() == x.stride()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_the_kernel_does_what_the_plain_version_does(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, cos, sin = draw(shape, dtype)
+    exact = rotate(x.double(), cos.double(), sin.double(), 1)
+    got = rotate(x.cuda(), cos.cuda(), sin.cuda(), 1)
+    assert got.dtype == dtype
+    assert got.stride() == x.stride()
+    # Two products and a sum in float32 or wider, then one rounding to the dtype, of numbers below 8.
+    wide = torch.promote_types(dtype, torch.float32)
+    atol = 8 * (3 * torch.finfo(wide).eps + torch.finfo(dtype).eps)
+    torch.testing.assert_close(got.cpu().double(), exact, rtol=0, atol=atol)

@@ -30,6 +30,9 @@ GPU = torch.cuda.is_available()
 now = time.perf_counter if GPU else time.process_time
 
 
+Step = Callable[[], None]
+
+
 class EmptyMode(TorchDispatchMode):
     """The least that a dispatch mode costs."""
 
@@ -41,32 +44,65 @@ class EmptyMode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def small_step(device: str) -> None:
-    """A step of about 120 small ops, of the kinds that models are made of."""
-    x = torch.ones(8, 8, device=device)
-    weight = torch.ones(8, 8, device=device)
-    for _ in range(10):
-        y = (x @ weight) + x
-        y.mul_(0.5)
-        z = torch.relu(y).view(64).view(8, 8)
-        z = z * z.sum(dim=1)
-        z.add_(1.0)
-        x = x + torch.tanh(z)
-        x.mul_(0.1)
+def small(device: str) -> Step:
+    """About 120 small ops, of the kinds that models are made of."""
+
+    def step() -> None:
+        x = torch.ones(8, 8, device=device)
+        weight = torch.ones(8, 8, device=device)
+        for _ in range(10):
+            y = (x @ weight) + x
+            y.mul_(0.5)
+            z = torch.relu(y).view(64).view(8, 8)
+            z = z * z.sum(dim=1)
+            z.add_(1.0)
+            x = x + torch.tanh(z)
+            x.mul_(0.1)
+
+    return step
 
 
-def model_step(device: str) -> None:
-    """Forward, backward and optimizer step of a small transformer."""
-    torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, device=device)
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
-    for _ in range(2):
-        layer(torch.ones(2, 8, 16, device=device)).square().mean().backward()
+def layer(device: str) -> Step:
+    """Forward, backward and optimizer step of a small transformer layer."""
+    model = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x = torch.ones(2, 8, 16, device=device)
+
+    def step() -> None:
+        model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
+    return step
 
-def count_ops(step: Callable[[str], None], device: str) -> int:
+
+def gradient(device: str) -> Step:
+    """The long-context gradient, with transfers on streams of their own where there is a device."""
+    from crosscurrent.gradient import GradientArgs, LongContextGradientModel
+    from crosscurrent.kvcache.names import CacheConfig
+    from crosscurrent.model.config import ModelConfig
+    from crosscurrent.model.transformer import Head, Transformer
+
+    config = ModelConfig(vocab_size=32, num_layers=4, embed_size=16, num_heads=4, num_groups=2, mlp_size=32)
+    on_device = device != "cpu"
+    grad = GradientArgs(
+        chunk_size=4,
+        layercp_pin_memory=on_device,
+        cachecp_pin_memory=on_device,
+        async_cpu_transfer=on_device,
+    )
+    cache = CacheConfig.from_name("lastrec", cache_length=16)
+    model = LongContextGradientModel(Transformer(config), Head(config), cache=cache, grad=grad).to(device)
+    ids = torch.zeros(1, 64, dtype=torch.long, device=device)
+
+    def step() -> None:
+        model(ids, ids).backward()
+        model.zero_grad()
+
+    return step
+
+
+def count_ops(step: Step) -> int:
     """The number of ops that a dispatch mode sees in a step."""
 
     class Counter(EmptyMode):
@@ -77,42 +113,47 @@ def count_ops(step: Callable[[str], None], device: str) -> int:
             return func(*args, **(kwargs or {}))
 
     with Counter():
-        step(device)
+        step()
     return Counter.num
 
 
-def microseconds(step: Callable[[str], None], device: str, num_ops: int, repeats: int = 40) -> float:
+def microseconds(step: Step, repeats: int) -> float:
     """The best time per op of some runs: the others only measure who else uses the machine."""
-    step(device)
+    step()
+    num_ops = count_ops(step)
     best = float("inf")
     for _ in range(repeats):
         if GPU:
             torch.cuda.synchronize()
         start = now()
-        for _ in range(2):
-            step(device)
+        step()
         if GPU:
             torch.cuda.synchronize()
         best = min(best, now() - start)
-    return best / 2 / num_ops * 1e6
+    return best / num_ops * 1e6
 
 
-def per_op(name: str, step: Callable[[str], None]) -> None:
+def per_op(name: str, build: Callable[[str], Step], repeats: int) -> None:
     """Print the costs of one step."""
-    eager_device = "cuda" if GPU else "cpu"
-    num_ops = count_ops(step, eager_device)
-    eager = microseconds(step, eager_device, num_ops)
+    torch.manual_seed(0)
+    step = build("cuda" if GPU else "cpu")
+    step()
+    eager = microseconds(step, repeats)
     rows = [("eager", eager)]
     with EmptyMode():
-        rows.append(("empty dispatch mode", microseconds(step, eager_device, num_ops)))
+        rows.append(("empty dispatch mode", microseconds(step, repeats)))
+    num_ops = count_ops(step)
     with contextlib.nullcontext() if GPU else crosscurrent.simulate():
+        step = build("cuda")
         if not GPU:
-            rows.append(("simulate", microseconds(step, "cuda", num_ops)))
+            rows.append(("simulate", microseconds(step, repeats)))
+            num_ops = count_ops(step)
         with crosscurrent.watch() as watch:
-            rows.append(("watch" if GPU else "simulate and watch", microseconds(step, "cuda", num_ops)))
+            rows.append(("watch" if GPU else "simulate and watch", microseconds(step, repeats)))
         assert not watch.findings, watch.report()
-    if GPU:
-        rows.append(("PyTorch's sanitizer", sanitized(step, num_ops)))
+        if GPU:
+            rows.append(("PyTorch's sanitizer", sanitized(step, repeats)))
+        del step
     print(f"{name}: {num_ops} ops")
     for label, value in rows:
         print(
@@ -120,13 +161,13 @@ def per_op(name: str, step: Callable[[str], None]) -> None:
         )
 
 
-def sanitized(step: Callable[[str], None], num_ops: int) -> float:
+def sanitized(step: Step, repeats: int) -> float:
     """The step under PyTorch's CUDA sanitizer; its callbacks stay afterwards, so it comes last."""
     from torch.cuda import _sanitizer
 
     _sanitizer.enable_cuda_sanitizer()  # type: ignore[no-untyped-call]
     try:
-        return microseconds(step, "cuda", num_ops)
+        return microseconds(step, repeats)
     finally:
         _sanitizer.cuda_sanitizer.disable()  # type: ignore[no-untyped-call]
 
@@ -171,8 +212,9 @@ def main() -> None:
         subprocess.run([sys.executable, __file__, "--only-growth", str(length)], check=True)
         length *= 10
     with torch.no_grad():
-        per_op("small step", small_step)
-    per_op("transformer layer with its optimizer", model_step)
+        per_op("small step", small, 100)
+    per_op("transformer layer with its optimizer", layer, 60)
+    per_op("long-context gradient", gradient, 10)
 
 
 if __name__ == "__main__":

@@ -264,3 +264,29 @@ def test_forward_mode_derivatives() -> None:
     hessian = torch.func.hessian(lambda x: (x**3).sum())(point)
     assert hessian.is_cuda
     assert hessian.tolist() == [[18.0, 0.0], [0.0, 18.0]]
+
+
+def test_attention_by_kernels_that_only_gpus_have() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    query = torch.randn(1, 2, 5, 8, device="cuda")
+    outs = []
+    for backend in (SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        with sdpa_kernel(backend):
+            outs.append(functional.scaled_dot_product_attention(query, query, query))
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_flex_attention() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    query = torch.randn(1, 1, 16, 16, device="cuda", requires_grad=True)
+    out = flex_attention(query, query, query)
+    assert out.is_cuda
+    out.sum().backward()
+    assert query.grad is not None
+    assert query.grad.is_cuda
+    plain = functional.scaled_dot_product_attention(query, query, query)
+    # Sums of 16 terms of order 1, in float32, in another order.
+    assert torch.allclose(out, plain, atol=16 * 16 * 2**-24)

@@ -295,7 +295,10 @@ def test_legacy_types() -> None:
 def test_sparse_device_tensors_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="dense strided"):
         torch.eye(3, device="cuda").to_sparse()
+    with pytest.raises(NotImplementedError, match="sparse_coo_tensor"):
+        torch.sparse_coo_tensor([[0], [0]], [1.0], device="cuda")
     assert torch.eye(3).to_sparse().is_sparse
+    assert torch.sparse_coo_tensor([[0], [0]], [1.0], check_invariants=True).is_sparse
 
 
 def test_what_the_host_would_do_by_itself_is_refused_as_on_a_gpu() -> None:

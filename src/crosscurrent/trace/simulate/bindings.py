@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from crosscurrent.trace.simulate.simulation import Simulation
 
 
+_DTYPES = tuple(value for value in vars(torch).values() if isinstance(value, torch.dtype))
 _COUNTS = ("current", "peak", "allocated", "freed")
 
 
@@ -243,6 +244,7 @@ def _settings(simulation: Simulation) -> dict[str, object]:
         simulation.synchronize(simulation.device_index(device))
 
     return {
+        "_accelerator_getDeviceCapability": lambda device: {"supported_dtypes": set(_DTYPES)},
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_getDeviceIndex": lambda: thread.device,
         "_accelerator_setDeviceIndex": set_device,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from crosscurrent.trace.simulate.simulation import Simulation
 
 HOST = -1
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_get_mode = torch._C._get_dispatch_mode
 strided = torch.strided
 
 
@@ -81,6 +83,12 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _special(self, plan: Callable[..., Any] | None, func: Any, args: Any, kwargs: Any) -> Any:
         simulation = self.simulation
         simulation.queues.thread.adopted = True
+        if plan is not None and _get_mode(_FAKE) is not None:
+            wanted = kwargs.get("device")  # fake tensors have no memory: what they stand for is on the CPU
+            on_cpu = (
+                {**kwargs, "device": plans.CPU} if wanted is not None and wanted.type == "cuda" else kwargs
+            )
+            return func(*args, **on_cpu)
         if simulation.attention:
             if not simulation.is_active:
                 return func(*args, **kwargs)

@@ -56,6 +56,8 @@ class Engine:
         if plain and simulation.num_devices == 1 and thread.backward is None:
             return self._real.run_backward(roots, grads, *args, **kwargs)
         inputs = args[2] if len(args) > 2 else kwargs.get("inputs", ())
+        if any(_is_wrapper(tensor) for tensor in (*roots, *inputs)):
+            return self._real.run_backward(roots, grads, *args, **kwargs)
         run = Pass(simulation, roots, inputs)
         with run.running(roots, grads):
             return self._real.run_backward(roots, grads, *args, **kwargs)
@@ -285,6 +287,11 @@ class _Running:
         for handle in self._handles:
             handle.remove()
         run.end()
+
+
+def _is_wrapper(tensor: Any) -> bool:
+    """Whether a tensor is of a Python class that handles its own ops, as those of tracers are."""
+    return isinstance(tensor, Tensor) and torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
 
 
 def _edge_of(root: Any) -> tuple[Any, int]:

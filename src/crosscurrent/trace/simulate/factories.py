@@ -37,7 +37,9 @@ def patch_factories(simulation: Simulation, patches: Patches) -> None:
     constructors = {function.__name__ for function in _device_constructors()}
     for name in sorted(constructors | set(_MORE)):
         real = vars(torch).get(name)
-        if real is not None and name not in _FROM_DATA:
+        if real is not None and name.startswith("sparse_"):
+            replace_builtin(patches, torch, name, _dense_only(real))
+        elif real is not None and name not in _FROM_DATA:
             replace_builtin(patches, torch, name, _with_number(real))
     for name in _FROM_DATA:
         made = _from_data(simulation, getattr(torch, name), copies=name == "tensor")
@@ -59,7 +61,21 @@ def _known_to_script(table: dict[int, str], function: Callable[..., Any], operat
     try:
         yield
     finally:
-        del table[id(function)]
+        table.pop(id(function), None)  # one function may stand for two names
+
+
+def _dense_only(real: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(real)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        wanted: Any = kwargs.get("device")
+        wanted = default_device() if wanted is None else wanted
+        if isinstance(wanted, int) or (wanted is not None and torch.device(wanted).type == "cuda"):
+            raise NotImplementedError(
+                f"simulated CUDA has only dense strided tensors (torch.{real.__name__})"
+            )
+        return real(*args, **kwargs)
+
+    return factory
 
 
 def _with_number(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -137,6 +138,7 @@ def _install_parsing(simulation: Simulation, patches: Patches) -> None:
     _install_grouping(patches)
     _install_compile(patches)
     _install_dlpack(simulation, patches)
+    _install_attention(patches)
     _install_one_hot(patches)
 
 
@@ -168,6 +170,27 @@ def _install_dlpack(simulation: Simulation, patches: Patches) -> None:
 
     patches.set(module, "to_dlpack", to_dlpack)
     patches.set(torch._C, "_to_dlpack", to_dlpack)
+
+
+def _install_attention(patches: Patches) -> None:
+    """Where a program allows only kernels that GPUs have, plain attention stands in for them."""
+    real: Any = torch._C._nn.scaled_dot_product_attention
+
+    @wraps(real)
+    def attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        settings: Any = torch.backends.cuda
+        if not query.is_cuda or settings.flash_sdp_enabled() or settings.math_sdp_enabled():
+            out: torch.Tensor = real(query, *args, **kwargs)
+            return out
+        settings.enable_math_sdp(True)
+        try:
+            out = real(query, *args, **kwargs)
+        finally:
+            settings.enable_math_sdp(False)
+        return out
+
+    for owner in (torch._C._nn, torch.nn.functional):
+        replace_builtin(patches, owner, "scaled_dot_product_attention", attention)
 
 
 def _install_compile(patches: Patches) -> None:

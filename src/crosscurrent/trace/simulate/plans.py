@@ -138,7 +138,7 @@ def _waiting(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _foreign(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
-    """An operator that somebody registered, with an implementation for the CPU: one step, seen from outside."""
+    """An operator that somebody registered, implemented for the CPU: one step, seen from outside."""
     simulation = mode.simulation
     device = mode.place(func, args, kwargs)
     simulation.before_call(func, args, kwargs)
@@ -275,8 +275,11 @@ def _one_by_one(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> A
 def _higher_order(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     """A higher-order op: its inner ops are not seen, its results belong where its tensors are."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    place = max((mode.simulation.memory.device_of(tensor) for tensor in tensors), default=HOST)
-    out = func(*args, **kwargs)
+    memory = mode.simulation.memory
+    place = max((memory.device_of(tensor) for tensor in tensors), default=HOST)
+    mode.simulation.before_call(func, args, kwargs)
+    with memory.laid_bare():
+        out = func(*args, **kwargs)
     if place >= 0:
         for leaf in tree_leaves(out):
             mode.tag_results(leaf, place)

@@ -109,6 +109,8 @@ def refuse_the_rest(simulation: Simulation, patches: Patches) -> None:
                 patches.set(owner, name, refuse(f"torch.cuda.{module}.{name}"))
     for name in _BINDINGS:
         patches.set(torch._C, name, refuse(f"torch._C.{name} (torch.nn.parallel, torch.cuda.comm)"))
+    if "Graph" in vars(torch.accelerator):
+        patches.set(torch.accelerator, "Graph", refuse("torch.accelerator.Graph"))
     _refuse_tunable(patches)
     patches.set(cuda.nvtx, "_nvtx", _Nvtx())
 

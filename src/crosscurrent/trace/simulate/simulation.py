@@ -97,9 +97,11 @@ class Simulation:
         self._check_leaving()
         self.is_active = False
         self.attend(+1)  # for good: threads that go on have to notice that it is over
-        self.mode.__exit__(exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
-        self._patches.restore()
         _active = None
+        try:
+            self.mode.__exit__(exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
+        finally:
+            self._patches.restore()
 
     def _check_leaving(self) -> None:
         if not self.is_active:

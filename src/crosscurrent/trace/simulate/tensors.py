@@ -104,8 +104,11 @@ def _properties(simulation: Simulation) -> dict[str, object]:
     memory = simulation.memory
     devices = [torch.device("cuda", index) for index in range(simulation.num_devices)]
     real_device = _base.device.__get__
+    get_mode, fake = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 
     def device(self: Tensor) -> torch.device:
+        if get_mode(fake) is not None:
+            return real_device(self)  # a tracer makes fake tensors, for which the CPU is what there is
         index = memory.device_of(self)
         return devices[index] if index >= 0 else real_device(self)
 

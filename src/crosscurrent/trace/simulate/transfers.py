@@ -72,8 +72,10 @@ def to_copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     simulation = mode.simulation
     wanted: torch.device | None = kwargs.get("device")
     here = mode.place(func, args, {}, mixed=True)
-    if wanted is None or (wanted == CPU and here >= 0) or wanted.type not in ("cpu", "cuda"):
+    if wanted is None or (wanted == CPU and here >= 0):
         return mode.run_on(here, func, args, kwargs)
+    if wanted.type not in ("cpu", "cuda"):
+        return mode.run_on(HOST, func, args, kwargs)
     there = HOST if wanted.type == "cpu" else simulation.device_index(wanted)
     if there == HOST and here < 0:
         return mode.run_on(here, func, args, {**kwargs, "device": CPU})

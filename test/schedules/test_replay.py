@@ -216,3 +216,28 @@ def test_runs_that_share_a_prefix_give_what_runs_from_the_start_give(new_hand: C
             alone = Replayer(program)
             assert alone.run(proposal.linear) == outcome
             assert torch.equal(alone.final(x), shared.final(x))
+
+
+def test_runs_that_share_a_prefix_agree_where_memory_changes_hands(new_hand: Callable[[], Hand]) -> None:
+    """What is kept of a run must not hold the takeover by an operation that another run does later."""
+    hand = new_hand()
+    a = hand.empty(MAIN, 64)
+    hand.call(MAIN, "aten::fill_.Scalar", a, 1.0, fills=True)
+    hand.edge(MAIN, SIDE)
+    x = hand.full(SIDE, ones(64))
+    for _ in range(12):
+        hand.call(SIDE, "aten::add_.Tensor", x, a, inplace=True)
+    hand.free(a.block)
+    b = hand.empty(MAIN, 64)
+    for _ in range(12):
+        hand.call(MAIN, "aten::fill_.Scalar", b, 2.0, fills=True)
+    program, reuse = hand.program(x=x), [Reuse(b.block, a.block)]
+    shared = Replayer(program, reuse)
+    late = tuple(range(25))
+    for first in range(1, 13):  # the step at which the new block is first used
+        early = (*range(first), *range(13, 25), *range(first, 13))
+        for linear in (late, early):
+            assert shared.run(linear) == Replayer(program, reuse).run(linear)
+        later = (*range(first + 1), *range(13, 25), *range(first + 1, 13))
+        shared.run(early)
+        assert shared.run(later) == Replayer(program, reuse).run(later)

@@ -154,6 +154,7 @@ class Replayer:
 
     def _play(self, linear: Linear) -> Failure | None:
         start = self._resume(linear)
+        self._last = linear  # from here on, the copies are of this run
         steps = self._steps
         stops = {} if not self._takers else self._first_uses(linear)
         node = -1
@@ -163,16 +164,15 @@ class Replayer:
                     steps[node]()
             else:
                 for at in range(start, len(linear)):
+                    if self._stride and at and at % self._stride == 0 and at > start:
+                        # Before anything of this step: another run may go on otherwise from here.
+                        self._copies.append((at, self._arena.bytes.clone()))
                     if at in stops:
                         self._take_over(stops[at])
-                    if self._stride and at and at % self._stride == 0 and at > start:
-                        self._copies.append((at, self._arena.bytes.clone()))
                     node = linear[at]
                     steps[node]()
         except Exception as error:  # whatever an op has to say against garbage
-            self._last, self._copies = (), []
             return Failure(node, self.order.ops[node].name, str(error).strip().partition("\n")[0])
-        self._last = linear
         return None
 
     def _resume(self, linear: Linear) -> int:

@@ -210,6 +210,16 @@ def test_out_argument_that_grows_is_a_new_allocation(run: Any) -> None:
     assert [r.accesses[-1].write for r in records if isinstance(r, Op)] == [True, True]
 
 
+def test_empty_with_an_out_argument_writes_nothing(run: Any, kinds: Any) -> None:
+    """Only where it has to grow its argument, the old content moves along, as with ``resize_``."""
+
+    def program(num: int) -> None:
+        torch.empty(num, out=torch.empty(2, device="cuda"))
+
+    assert kinds(run(program, 2).records) == ["Alloc", "Free"]
+    assert kinds(run(program, 4).records) == ["Alloc", "Alloc", "Op", "Free", "Free"]
+
+
 def test_zero_elements_are_no_memory(run: Any) -> None:
     def program() -> None:
         x = torch.zeros(0, device="cuda")

@@ -205,6 +205,8 @@ def _use(argument: Any, base: str) -> int:
 
 def _kind(schema: Any, base: str, positional: tuple[int, ...]) -> Kind:
     if any(argument.is_out for argument in schema.arguments):
+        if base in _EMPTY:
+            return Kind.EMPTY
         return Kind.INDEX if base in _INDEX else Kind.WAITS if base in _WAITS else Kind.PLAIN
     if base in _KINDS:
         return _KINDS[base]

@@ -106,7 +106,7 @@ class Layouts:
         return layout
 
     def of(self, tensor: Tensor) -> Layout:
-        key = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        key = (tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
         return self.known.get(key) or self.learn(key)
 
 

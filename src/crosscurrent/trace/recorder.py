@@ -274,11 +274,11 @@ class Recorder:
         if not block.on_device:
             self.host_cache.freed(block)
 
-    def resized(self, tensor: Tensor, name: str, *, keeps: bool = True) -> None:
+    def resized(self, tensor: Tensor, name: str) -> None:
         """A tensor was resized in place; its storage may have moved to a larger block, content copied."""
         block = self.block_of(tensor)
         if block is not None:
-            self._moved(block, tensor.untyped_storage().nbytes(), name, keeps=keeps)
+            self._moved(block, tensor.untyped_storage().nbytes(), name)
 
     def released(self, storage: torch.UntypedStorage, name: str = "resize_") -> None:
         """``storage.resize_(n)`` ran: the old block is free, and a new one took over what fits."""
@@ -286,14 +286,14 @@ class Recorder:
             self.begin()
             block = self._blocks.get(storage._cdata)
             if block is not None and block.memory is not None:
-                self._moved(block, storage.nbytes(), name, keeps=True)
+                self._moved(block, storage.nbytes(), name)
 
-    def _moved(self, block: Block, nbytes: int, name: str, *, keeps: bool) -> None:
+    def _moved(self, block: Block, nbytes: int, name: str) -> None:
         if nbytes == block.nbytes:
             return
         old, old_nbytes, memory = block.index, block.nbytes, block.memory
         assert memory is not None, "pageable memory is not followed"
-        kept = min(old_nbytes, nbytes) if keeps else 0
+        kept = min(old_nbytes, nbytes)
         if nbytes == 0:
             self._free(block, self.site)
             self._allocate(block, memory, block.device, 0)

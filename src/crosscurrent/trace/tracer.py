@@ -140,6 +140,8 @@ class Tracer(SyncTaps):
                 self.emit_call(sign.name, self.gather(sign, args, kwargs, out))
             case Kind.EMPTY:
                 self._made(out)
+                if sign.grows:
+                    self.resized(out, sign.name)
             case Kind.COPY:
                 copies.copy(self, sign.name, args[0], args[1], _argument(args, kwargs, 2, "non_blocking"))
             case Kind.TO_COPY:
@@ -199,7 +201,7 @@ class Tracer(SyncTaps):
                 continue
             for one in arg if use & _MANY else (arg,):
                 if sign.grows and use & _WRITE:
-                    self.resized(one, sign.name, keeps=False)
+                    self.resized(one, sign.name)
                 self.touch(call, one, use)
 
     def _results(self, call: Call, out: Any) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .conftest import Hand
 
-MAIN, SIDE = 1, 2
+MAIN, SIDE, THIRD = 1, 2, 3
 
 
 def two_lanes(hand: Hand, *, ordered: bool, steps: int = 4) -> Program:
@@ -72,6 +72,7 @@ def test_exhaustive_searches_try_every_pair_of_blocks_that_can_share_memory(hand
     for lane in (MAIN, MAIN, SIDE):
         block = hand.empty(lane, 64)
         hand.fill(lane, block)
+        hand.read(THIRD, block, f"read {len(blocks)}")  # what the next owner does not wait for
         hand.free(block.block)
         blocks.append(block.block)
     new = hand.empty(MAIN, 64)
@@ -79,6 +80,15 @@ def test_exhaustive_searches_try_every_pair_of_blocks_that_can_share_memory(hand
     tried = set(memory_choices(hand.program(), every=True))
     assert {(), (Reuse(new.block, blocks[0]),), (Reuse(new.block, blocks[1]),)} <= tried
     assert not any(choice.old == blocks[2] for choices in tried for choice in choices)  # another pool
+
+
+def test_pairs_that_no_schedule_can_tell_apart_are_not_tried(hand: Hand) -> None:
+    for _ in range(5):
+        block = hand.empty(MAIN, 64)
+        hand.fill(MAIN, block)
+        hand.free(block.block)
+    exploration = explore(hand.program(), [Classes()])
+    assert (exploration.tried, exploration.bounded, exploration.same) == (2, False, True)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 7])

@@ -87,7 +87,7 @@ def memory_choices(program: Program, *, every: bool = False) -> Iterator[tuple[R
     if likely:
         yield likely
     if every:
-        for pair in candidates(program.records):
+        for pair in candidates(program.records, program.order()):
             if (pair,) != likely and _fits(program, pair):
                 yield (pair,)
 

@@ -133,6 +133,24 @@ class Frontier:
                 insort(ready, above)
 
 
+def bounds(order: PartialOrder) -> tuple[dict[int, Clock], dict[int, Clock]]:
+    """By block: what comes before all that is done to it, and up to where each lane does something to it.
+
+    All that is done to one block comes before all that is done to another exactly if the second bound of the
+    one is nowhere above the first bound of the other.
+    """
+    first: dict[int, Clock] = {}
+    last: dict[int, list[int]] = {}
+    width = len(order.lanes)
+    for node, op in enumerate(order.ops):
+        clock = order.clocks[node]
+        for block in {access.block for access in op.accesses}:
+            known = first.get(block)
+            first[block] = clock if known is None else tuple(map(min, known, clock))
+            last.setdefault(block, [0] * width)[order.lane[node]] = order.position[node] + 1
+    return first, {block: tuple(clock) for block, clock in last.items()}
+
+
 def inverse(linear: Sequence[int]) -> list[int]:
     """By node: when it runs."""
     when = [0] * len(linear)

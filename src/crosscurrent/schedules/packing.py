@@ -9,8 +9,9 @@ the other; the later one is poisoned at its first use, as any block that takes o
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from operator import le
 
-from crosscurrent.schedules.order import PartialOrder
+from crosscurrent.schedules.order import PartialOrder, bounds
 from crosscurrent.schedules.reuse import Block, Reuse, blocks_of
 from crosscurrent.trace.records import Alloc, Free, Record
 
@@ -20,7 +21,7 @@ _CANDIDATES = 32
 
 def pack(records: Sequence[Record], order: PartialOrder, besides: Collection[int]) -> tuple[Reuse, ...]:
     """Which blocks can take the place of which, whatever the schedule; none of ``besides`` takes part."""
-    first, last = _bounds(order)
+    first, last = bounds(order)
     blocks = blocks_of(records)
     free: dict[int, list[Block]] = {}
     chosen: list[Reuse] = []
@@ -33,23 +34,8 @@ def pack(records: Sequence[Record], order: PartialOrder, besides: Collection[int
             same_size.append(block)
         elif block.fresh:
             for old in reversed(same_size[-_CANDIDATES:]):
-                if old.nbytes >= block.nbytes and all(
-                    done <= known for done, known in zip(last[old.number], first[block.number], strict=True)
-                ):
+                if old.nbytes >= block.nbytes and all(map(le, last[old.number], first[block.number])):
                     same_size.remove(old)
                     chosen.append(Reuse(block.number, old.number))
                     break
     return tuple(chosen)
-
-
-def _bounds(order: PartialOrder) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """By block: what comes before all that is done to it, and the last of each lane that does something."""
-    first: dict[int, list[int]] = {}
-    last: dict[int, list[int]] = {}
-    width = len(order.lanes)
-    for node, op in enumerate(order.ops):
-        lane, clock = order.lane[node], order.clocks[node]
-        for block in {access.block for access in op.accesses}:
-            first[block] = list(map(min, first.get(block, clock), clock))
-            last.setdefault(block, [0] * width)[lane] = order.position[node] + 1
-    return first, last

@@ -12,8 +12,10 @@ to the new one race whatever became of the rest of memory, so pairs are all that
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import le
 from typing import NamedTuple
 
+from crosscurrent.schedules.order import PartialOrder, bounds
 from crosscurrent.trace.records import Alloc, Free, MemoryKind, Op, Record, UseStream
 
 GRANULARITY = 512
@@ -55,10 +57,15 @@ def blocks_of(records: Iterable[Record]) -> dict[int, Block]:
     return blocks
 
 
-def candidates(records: Sequence[Record]) -> Iterator[Reuse]:
+def candidates(records: Sequence[Record], order: PartialOrder) -> Iterator[Reuse]:
     """Every pair of blocks of which the second may be handed the memory of the first, with the shifts
-    at which they can meet: start on start, and one at which an access of each overlaps."""
+    at which they can meet: start on start, and those at which accesses of both start at one place.
+
+    A pair is left out if all that is done to the old block comes before all that is done to the new one:
+    then no schedule can tell who has whose memory.
+    """
     blocks = blocks_of(records)
+    first, last = bounds(order)
     starts: dict[int, set[int]] = {}
     for record in records:
         if isinstance(record, Op):
@@ -69,6 +76,8 @@ def candidates(records: Sequence[Record]) -> Iterator[Reuse]:
             continue
         for old in blocks.values():
             if old.stop is None or old.stop > new.start or old.pool != new.pool or old.number not in starts:
+                continue
+            if all(map(le, last[old.number], first[new.number])):
                 continue
             shifts = {(a - b) * GRANULARITY for a in starts[old.number] for b in starts[new.number]}
             for shift in sorted(shifts | {0}, key=lambda shift: (abs(shift), shift)):

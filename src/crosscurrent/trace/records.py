@@ -2,7 +2,7 @@
 
 A trace is a sequence of records. Whoever watches a program (simulated or real) produces them;
 detectors, schedules and reports consume them and never see a tensor. Every record carries its
-``index``, its position in the trace.
+``index``, its position in the trace (which hides the method of that name that tuples have).
 
 Lanes. Lane 0 is the host; every stream of every device is a lane of its own. All host threads
 share lane 0: their order is taken as it was observed.
@@ -81,7 +81,7 @@ class Site(NamedTuple):
 class Lane(NamedTuple):
     """The host, or one stream of one device."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     name: str
     device: int | None = None
     stream: int | None = None
@@ -90,7 +90,7 @@ class Lane(NamedTuple):
 class Op(NamedTuple):
     """One operation on one lane."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     lane: int
     name: str
     site: int
@@ -100,7 +100,7 @@ class Op(NamedTuple):
 class Alloc(NamedTuple):
     """A block was allocated while ``lane`` was current."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     block: int
     lane: int
     nbytes: int
@@ -114,7 +114,7 @@ class Alloc(NamedTuple):
 class Free(NamedTuple):
     """A block was given back."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     block: int
     site: int
 
@@ -122,7 +122,7 @@ class Free(NamedTuple):
 class UseStream(NamedTuple):
     """``tensor.record_stream``: the block is also used on ``lane``."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     block: int
     lane: int
     site: int
@@ -131,7 +131,7 @@ class UseStream(NamedTuple):
 class RecordEvent(NamedTuple):
     """An event was recorded on ``lane``; ``via`` is the call (``record``, ``wait_stream``, ...)."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     lane: int
     event: int
     site: int
@@ -141,14 +141,14 @@ class RecordEvent(NamedTuple):
 class DropEvent(NamedTuple):
     """Recording ``event`` can no longer be waited for: its event is gone, or was recorded again."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     event: int
 
 
 class WaitEvent(NamedTuple):
     """``lane`` waits for recording ``event``, or for nothing (``NO_EVENT``)."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     lane: int
     event: int
     site: int
@@ -164,7 +164,7 @@ class HostWait(NamedTuple):
     host without ordering anything: they have no lanes and no event.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]
     kind: str
     event: int | None
     lanes: tuple[int, ...]
@@ -175,7 +175,7 @@ class HostWait(NamedTuple):
 class Unknown(NamedTuple):
     """Something that could not be understood, and why. It is reported, never dropped."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     op: str
     site: int
     reason: str

@@ -1,0 +1,250 @@
+"""Drop or weaken a sync edge of a program, from outside, to see whether anything notices.
+
+    with drop_edge("loader.py:84"):                       # every wait or record that is made there
+        step()
+    with weaken_edge("Prefetcher.fill", call="wait_event", occurrence=3, stream=other):
+        step()
+
+An edge is named by the call that makes it: a file and a line, a file and a function, or a function alone. The
+calls of ``torch.cuda.Stream`` and ``torch.cuda.Event`` are wrapped while a context is entered, so this works
+for any program, on simulated CUDA and on a real GPU. (The generic ``torch.Stream`` and ``torch.Event`` are
+C++ classes in builds with CUDA, which cannot be wrapped.)
+
+What a weakened edge does:
+
+- ``stream=``: an event is recorded on that stream in place of its own; a wait is made by that stream in place
+  of the one that should.
+- ``earlier=n``: an event is recorded too early: who waits for it waits for the n-th recording before it on the
+  same stream, or for nothing if there is none.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from crosscurrent.errors import WrongUseError
+from crosscurrent.trace.records import Site
+from crosscurrent.trace.sites import Sites
+
+CALLS = ("record", "record_event", "wait", "wait_event", "wait_stream", "synchronize")
+"""The calls that make an edge, by the name of the method."""
+
+_WAITS = ("wait", "wait_event", "wait_stream")
+_RECORDS = ("record", "record_event")
+
+
+@dataclass(slots=True, eq=False)
+class ChangedEdge:
+    """An edge that is dropped or weakened, and how often that happened."""
+
+    where: str
+    call: str | None = None
+    occurrence: int | None = None
+    """Only the call of this number, from 0, of those that ``where`` and ``call`` name."""
+
+    stream: torch.cuda.Stream | None = None
+    earlier: int | None = None
+    calls: int = 0
+    """Calls that were named by ``where`` and ``call``."""
+
+    changed: int = 0
+    """Of these, the ones that were dropped or weakened."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        if self.call is not None and self.call not in CALLS:
+            raise ValueError(f"call must be one of {', '.join(CALLS)}, got {self.call!r}")
+        if self.occurrence is not None and self.occurrence < 0:
+            raise ValueError(f"occurrences are numbered from 0, got {self.occurrence}")
+        if self.earlier is not None and self.earlier < 1:
+            raise ValueError(f"earlier counts recordings and must be at least 1, got {self.earlier}")
+
+    def takes(self, call: str, site: Site) -> bool:
+        """Whether a call is to be changed; counts it."""
+        if self.call not in (None, call) or not names(self.where, site):
+            return False
+        with self._lock:
+            number = self.calls
+            self.calls += 1
+            if self.occurrence not in (None, number):
+                return False
+            self.changed += 1
+            return True
+
+
+def names(where: str, site: Site) -> bool:
+    """Whether ``file:line``, ``file:function`` or ``function`` names a call site.
+
+    Of a file, the end is enough: ``loader.py`` names ``/home/me/loader.py``, and so does ``me/loader.py``.
+    """
+    file, colon, inner = where.rpartition(":")
+    if colon and site.file != file and not site.file.endswith("/" + file):
+        return False
+    return str(site.line) == inner or site.function == inner
+
+
+@contextmanager
+def drop_edge(where: str, *, call: str | None = None, occurrence: int | None = None) -> Iterator[ChangedEdge]:
+    """Leave out the sync calls that are made at ``where``: all, or one ``occurrence`` (numbered from 0).
+
+    ``call`` tells calls in one place apart: ``record``, ``wait_event``, ``wait_stream``, ``synchronize``, ...
+    Raises ``WrongUseError`` at the end if no such call was made, since then nothing was tried.
+    """
+    with _changing(ChangedEdge(where, call, occurrence)) as edge:
+        yield edge
+
+
+@contextmanager
+def weaken_edge(
+    where: str,
+    *,
+    call: str | None = None,
+    occurrence: int | None = None,
+    stream: torch.cuda.Stream | None = None,
+    earlier: int | None = None,
+) -> Iterator[ChangedEdge]:
+    """Make a sync call on the wrong ``stream``, or (for recordings) as if it came some recordings ``earlier``.
+
+    As ``drop_edge`` otherwise.
+    """
+    if (stream is None) == (earlier is None):
+        raise WrongUseError(
+            "weaken_edge takes either stream= or earlier=; to leave the edge out use drop_edge"
+        )
+    with _changing(ChangedEdge(where, call, occurrence, stream, earlier)) as edge:
+        yield edge
+
+
+@contextmanager
+def _changing(edge: ChangedEdge) -> Iterator[ChangedEdge]:
+    wrapped = _Wrapped(edge)
+    wrapped.install()
+    try:
+        yield edge
+    finally:
+        wrapped.restore()
+    if not edge.changed:
+        which = (
+            f"{edge.calls} sync calls, but not number {edge.occurrence}," if edge.calls else "no sync call"
+        )
+        raise WrongUseError(f"{which} {edge.call or ''} made at {edge.where!r}: nothing was changed".strip())
+
+
+class _Wrapped:
+    """The wrapped calls, for one changed edge. They nest: each wraps what it found."""
+
+    def __init__(self, edge: ChangedEdge) -> None:
+        self._edge = edge
+        self._sites = Sites()
+        self._inner = threading.local()  # a call that another one makes is part of that one
+        self._undo: list[Callable[[], None]] = []
+        # With `earlier` only. By stream: a private event for each recording, since a user's may move on.
+        self._past: dict[tuple[int, int], list[torch.cuda.Event]] = {}
+        # By identity of an event (which is kept alive beside it): what stands for its last recording.
+        self._stand_ins: dict[int, tuple[Any, torch.cuda.Event | None]] = {}
+
+    def install(self) -> None:
+        """Wrap the classes, and ``torch.cuda.synchronize``."""
+        for name in ("record", "wait", "synchronize"):
+            self._wrap(torch.cuda.Event, name, getattr(self, f"_event_{name}"))
+        for name in ("record_event", "wait_event", "wait_stream", "synchronize"):
+            self._wrap(torch.cuda.Stream, name, getattr(self, f"_stream_{name}"))
+        self._wrap(torch.cuda, "synchronize", self._device_synchronize)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _wrap(self, owner: Any, name: str, handler: Callable[..., Any]) -> None:
+        before = getattr(owner, name)
+        own = name in vars(owner)
+
+        @functools.wraps(before)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._inner, "busy", False):
+                return before(*args, **kwargs)
+            self._inner.busy = True
+            try:
+                site = self._sites.sites[self._sites.at(self._sites.place())]
+                taken = self._edge.takes(name, site)
+                return handler(before, taken, *args, **kwargs)
+            finally:
+                self._inner.busy = False
+
+        setattr(owner, name, wrapper)
+        undo = (
+            functools.partial(setattr, owner, name, before)
+            if own
+            else functools.partial(delattr, owner, name)
+        )
+        self._undo.append(undo)
+
+    # -- what each call does; `call` is the call as it was, `taken` whether this one is to be changed ------
+
+    def _event_record(self, call: Any, taken: bool, event: Any, stream: Any = None) -> None:
+        stream = torch.cuda.current_stream() if stream is None else stream
+        self._record(call, taken, event, stream)
+
+    def _stream_record_event(self, call: Any, taken: bool, stream: Any, event: Any = None) -> Any:
+        event = torch.cuda.Event() if event is None else event  # type: ignore[no-untyped-call, unused-ignore]
+        self._record(lambda event, stream: call(stream, event), taken, event, stream)
+        return event
+
+    def _record(self, call: Any, taken: bool, event: Any, stream: Any) -> None:
+        if taken and self._edge.stream is not None:
+            call(event, self._edge.stream)
+        elif not taken or self._edge.earlier is not None:
+            call(event, stream)
+        if self._edge.earlier is None:
+            return
+        past = self._past.setdefault((stream.device_index, stream.stream_id), [])
+        self._stand_ins.pop(id(event), None)
+        if taken:
+            back = self._edge.earlier
+            self._stand_ins[id(event)] = event, past[-back] if back <= len(past) else None
+        moment = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
+        call(moment, stream)
+        past.append(moment)
+
+    def _event_wait(self, call: Any, taken: bool, event: Any, stream: Any = None) -> None:
+        stream = torch.cuda.current_stream() if stream is None else stream
+        self._wait(call, taken, event, stream)
+
+    def _stream_wait_event(self, call: Any, taken: bool, stream: Any, event: Any) -> None:
+        self._wait(lambda event, stream: call(stream, event), taken, event, stream)
+
+    def _wait(self, call: Any, taken: bool, event: Any, stream: Any) -> None:
+        _, event = self._stand_ins.get(id(event), (None, event))
+        if event is None or (taken and self._edge.stream is None):
+            return
+        call(event, self._edge.stream if taken else stream)
+
+    def _stream_wait_stream(self, call: Any, taken: bool, stream: Any, other: Any) -> None:
+        if not taken:
+            call(stream, other)
+        elif self._edge.stream is not None:
+            call(self._edge.stream, other)
+
+    def _event_synchronize(self, call: Any, taken: bool, event: Any) -> None:
+        _, event = self._stand_ins.get(id(event), (None, event))
+        if event is not None and not taken:
+            call(event)
+
+    def _stream_synchronize(self, call: Any, taken: bool, stream: Any) -> None:
+        if not taken:
+            call(stream)
+        elif self._edge.stream is not None:
+            call(self._edge.stream)
+
+    def _device_synchronize(self, call: Any, taken: bool, device: Any = None) -> None:
+        if not taken:
+            call(device)

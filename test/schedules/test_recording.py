@@ -352,7 +352,7 @@ def test_program_order_gives_the_bits_of_a_real_gpu() -> None:
 
     with crosscurrent.watch(trace=True) as seen, keep_values(seen) as keeper:
         keeper.name(body())
-    assert [finding.first.op for finding in seen.findings] == ["aten.rand.default"]
+    assert len(seen.findings) == 1
     program = keeper.program()
     assert program.device == "cuda"
     replayer = Replayer(program)

@@ -23,7 +23,7 @@ class Arena:
         self.bytes = torch.empty(
             -(-max(size, 1) // GRANULARITY) * GRANULARITY, dtype=torch.uint8, device=program.device
         )
-        """The memory. Zero-initialized nowhere: ``image`` says how a run starts."""
+        """The memory. ``image`` says how a run starts."""
         self.words = self.bytes.view(torch.int64)
         self.image = self._image()
         self._views: dict[View, Tensor] = {}

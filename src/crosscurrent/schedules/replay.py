@@ -85,6 +85,7 @@ class Replayer:
         self.order = program.order(reuse)
         with _quiet():
             self._arena = Arena(program, [*reuse, *self._packing()])
+            self._takers = self._taken_over_by()
             self._steps = self._choose_steps()
             self._values = Values(program, self._arena)
             self._reference = self._arena.bytes.clone()
@@ -94,7 +95,6 @@ class Replayer:
         self._last: Linear = ()
         stride = -(-len(self.order) // _COPIES)
         self._stride = stride if self._arena.bytes.nbytes <= _SMALL and stride > 2 else 0
-        self._takers = self._taken_over_by()
 
     @cached_property
     def conflicts(self) -> Conflicts:
@@ -227,7 +227,7 @@ class Replayer:
         """Bind every action, and settle how to run it by running program order once."""
         arena = self._arena
         arena.bytes.copy_(arena.image)
-        first = self._first_uses_in_program_order()
+        first = self._first_uses(self.order.program)
         chosen: list[Step] = []
         for node, op in enumerate(self.order.ops):
             self._take_over(first.get(node, ()))
@@ -253,10 +253,6 @@ class Replayer:
             for bound, option in zip(bounds, known, strict=True):
                 bound.options[option]()
         return [bound.options[option] for bound, option in zip(bounds, known, strict=True)]
-
-    def _first_uses_in_program_order(self) -> dict[int, list[int]]:
-        self._takers = self._taken_over_by()
-        return self._first_uses(self.order.program)
 
 
 def _one_step(steps: Sequence[Step]) -> Step:

@@ -70,7 +70,7 @@ def test_saved_tensor_hooks_run_under_the_watch(run: Any) -> None:
 
     watch = run(program)
     assert watch.findings == []
-    assert {"blocking copy"} <= {wait.kind for wait in watch.host_waits} | {"blocking copy"}
+    assert "blocking copy" in {wait.kind for wait in watch.host_waits}  # PyTorch's hook waits on the way out
     assert "copy_" in names(watch)
 
 
@@ -123,9 +123,9 @@ def test_other_dispatch_modes_inside_and_outside(machine: Any) -> None:
         with Counting() as outer, crosscurrent.watch(trace=True) as second:
             torch.ones(4, device="cuda").add_(1)
     assert names(watch) == ["ones", "add_"]
+    assert names(second) == ["ones", "add_"]
     assert "aten.add_.Tensor" in inner.seen
-    if not torch.cuda.is_available():
-        assert "aten.add_.Tensor" in outer.seen or names(second) == ["ones", "add_"]
+    assert "aten.add_.Tensor" in outer.seen
 
 
 def test_flop_counter_and_profiler(run: Any) -> None:

@@ -20,6 +20,7 @@ COMMANDS: Final[dict[str, str]] = {
     "verify": "prove the long-context gradient: contracts, exactness, parity",
     "check": "run a script or a module and report its races",
     "replay": "run a recorded program again, in other orders",
+    "stress": "delay the lanes of the gradient, before a stream change is merged",
     "train": "train a long-context transformer on text",
 }
 """Every command: the name of its module in this package, and what it does."""

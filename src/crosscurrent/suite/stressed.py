@@ -1,0 +1,284 @@
+"""The gradient under stress: two batches with the flag on must come out as with the flag off, bit for bit.
+
+On a real GPU every seed is a run with other delays. On simulated CUDA the run with the flag on is recorded
+once, and every seed is other schedules of that trace: the one that the same delays would lead to, and one of
+the explorer's own of the same kind. Between the batches the host waits for nothing, as in training: what only
+shows in the second batch would be hidden by a wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from crosscurrent.errors import WrongUseError
+from crosscurrent.gradient.args import GradientArgs
+from crosscurrent.gradient.long_context import LongContextGradientModel
+from crosscurrent.kvcache.replay_log import ReplayLog
+from crosscurrent.races.findings import Finding
+from crosscurrent.races.watch import watch
+from crosscurrent.schedules import (
+    Outcome,
+    Prover,
+    Replayer,
+    Schedule,
+    keep_values,
+    save,
+)
+from crosscurrent.schedules.explore import memory_choices
+from crosscurrent.schedules.order import Linear
+from crosscurrent.schedules.strategies import from_recipe
+from crosscurrent.stress import DelayConfig, Delayed, How, delays
+from crosscurrent.stress.campaign import Case, Failure, Trial
+from crosscurrent.stress.lanes import roles_in
+from crosscurrent.stress.plans import plan_of
+from crosscurrent.suite.experiment import (
+    cache_config,
+    deterministic,
+    gradient_args,
+    make_batches,
+    make_parts,
+)
+from crosscurrent.suite.scenario import Scenario
+from crosscurrent.suite.verification import Cuda
+
+CHECKPOINTS = ("kv_checkpoints", "layer_inputs")
+"""What a scenario's quantizer may store."""
+
+_SHOWN = 4
+"""Values listed for one failure; the others are counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StressOptions:
+    """How to stress."""
+
+    lanes: tuple[str, ...] = DelayConfig().lanes
+    delay_us: float = DelayConfig().delay_us
+    how: How | None = None
+    """None: the seeds take turns."""
+    save_to: Path | None = None
+    """A folder for the programs of what failed on simulated CUDA."""
+
+    def plan(self, seed: int) -> DelayConfig:
+        """The delays of one seed. Raises ``ValueError`` for options that cannot be."""
+        return plan_of(seed, lanes=self.lanes, delay_us=self.delay_us, how=self.how)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradientCase:
+    """The gradient of one scenario; its quantizer stores one of the two kinds of checkpoints."""
+
+    scenario: Scenario
+    checkpoints: str
+    options: StressOptions
+    cuda: Cuda
+
+    @property
+    def name(self) -> str:
+        """What people read in a table."""
+        stored = "" if self.scenario.quantizer == "default" else f" {self.checkpoints}"
+        return f"{self.scenario.name}{stored}"
+
+    def prepare(self) -> Trial:
+        """Run it with the flag off and on."""
+        if self.cuda is Cuda.NONE:
+            raise WrongUseError(f"the gradient's lanes need CUDA, and there is {self.cuda.value}")
+        return _Replayed(self) if self.cuda is Cuda.SIMULATED else _Delayed(self)
+
+    def args(self, *, flag: bool) -> GradientArgs:
+        """The gradient's options."""
+        if self.checkpoints == "kv_checkpoints":
+            return gradient_args(kv_checkpoints=self.scenario.quantizer, pinned=True, flag=flag)
+        return gradient_args(layer_inputs=self.scenario.quantizer, pinned=True, flag=flag)
+
+    def model(self, *, flag: bool) -> LongContextGradientModel:
+        """A new model; always the same parameters."""
+        return LongContextGradientModel(
+            *make_parts(dtype=torch.float32, device="cuda"),
+            cache=cache_config(self.scenario),
+            grad=self.args(flag=flag),
+        )
+
+
+def cases(
+    scenarios: Sequence[Scenario],
+    options: StressOptions,
+    cuda: Cuda,
+    checkpoints: Sequence[str] = CHECKPOINTS,
+) -> list[Case]:
+    """The cases of some scenarios. Without a quantizer both kinds of checkpoints are stored alike."""
+    return [
+        GradientCase(scenario=scenario, checkpoints=what, options=options, cuda=cuda)
+        for scenario in scenarios
+        for what in (checkpoints[:1] if scenario.quantizer == "default" else checkpoints)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What two batches came to, still on the device."""
+
+    named: dict[str, Tensor]
+    log: ReplayLog | None = None
+
+    def on_host(self, model: LongContextGradientModel) -> Values:
+        """The same in CPU memory. The host waits."""
+        return Values({name: value.cpu() for name, value in self.named.items()}, model.replay_log())
+
+
+def two_batches(model: LongContextGradientModel) -> Values:
+    """Losses and gradients of two batches, one after the other. The host waits for nothing."""
+    named = {}
+    for number, (ids, targets) in enumerate(make_batches(), start=1):
+        model.zero_grad(set_to_none=True)
+        loss = model(ids, targets)
+        loss.backward()
+        named[f"batch {number} loss"] = loss.detach()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                named[f"batch {number} {name}.grad"] = parameter.grad.detach()
+    return Values(named)
+
+
+def differences(off: Values, on: Values) -> list[str]:
+    """What differs, in words; [] if nothing does and all is finite."""
+    if off.named.keys() != on.named.keys():
+        odd = sorted(off.named.keys() ^ on.named.keys())
+        return [f"only one side has {', '.join(odd)}"]
+    said = []
+    for name, expected in off.named.items():
+        found = on.named[name]
+        if not torch.equal(found, expected):
+            apart = found != expected
+            distance = (found - expected).abs()[apart].nan_to_num(nan=0.0).max()
+            nan = f", {int(found.isnan().sum())} NaN" if found.isnan().any() else ""
+            said.append(f"{name}: {int(apart.sum())} of {found.numel()} differ, by up to {distance:.3g}{nan}")
+        elif not expected.isfinite().all():
+            said.append(f"{name} is not finite")
+    if off.log is not None and on.log is not None and not off.log.same_as(on.log):
+        said.append("the replay logs differ")
+    return said
+
+
+def _words(lines: Sequence[str]) -> str:
+    more = [f"and {len(lines) - _SHOWN} more values"] if len(lines) > _SHOWN else []
+    return "\n".join([*lines[:_SHOWN], *more])
+
+
+class _Delayed:
+    """A case on a real GPU: each seed is a run of its own, with delays."""
+
+    def __init__(self, case: GradientCase) -> None:
+        self._case = case
+        with deterministic():
+            self._off = self._run(flag=False, seed=None)
+            self.problems = self._failures(self._run(flag=True, seed=None), None)
+
+    def run(self, seed: int) -> list[Failure]:
+        """Run with the flag on and the delays of one seed."""
+        with deterministic():
+            return self._failures(self._run(flag=True, seed=seed), seed)
+
+    def close(self) -> None:
+        """The next case starts with empty memory."""
+        torch.cuda.empty_cache()
+
+    def _run(self, *, flag: bool, seed: int | None) -> Values:
+        model = self._case.model(flag=flag)
+        torch.cuda.synchronize()  # whatever ran before is over, so that a run depends on its seed alone
+        if seed is None:
+            return two_batches(model).on_host(model)
+        with delays(self._case.options.plan(seed)):
+            values = two_batches(model)
+        return values.on_host(model)
+
+    def _failures(self, on: Values, seed: int | None) -> list[Failure]:
+        said = differences(self._off, on)
+        return [Failure(case=self._case.name, seed=seed, what=_words(said))] if said else []
+
+
+class _Replayed:
+    """A case on simulated CUDA: each seed is a few schedules of the recorded trace."""
+
+    def __init__(self, case: GradientCase) -> None:
+        self._case = case
+        self._saved: Path | None = None
+        with case.cuda.context(), deterministic():
+            off_model = case.model(flag=False)
+            off = two_batches(off_model).on_host(off_model)
+            model = case.model(flag=True)
+            with watch(trace=True) as seen, keep_values(seen) as keeper:
+                values = two_batches(model)
+                keeper.name(values.named)
+            said = differences(off, values.on_host(model))
+            self.program = keeper.program()
+            findings = seen.findings
+            said += [f"{what.op} was not understood: {what.reason}" for what in dict.fromkeys(seen.unknown)]
+            del values, model, off_model
+        self._replayers = [Replayer(self.program, reuse) for reuse in memory_choices(self.program)]
+        self._roles = roles_in(self.program.records, self.program.info.lanes)
+        said += [f"program order gives another value of {name}" for name in self._replayers[0].unfaithful()]
+        self.problems = [self._failure(None, _words(said))] if said else []
+        self.problems += [self._raced(finding) for finding in findings]
+
+    def run(self, seed: int) -> list[Failure]:
+        """Run the schedules of one seed, with and without reuse of memory; the first that differs."""
+        plan = self._case.options.plan(seed)
+        for replayer in self._replayers:
+            for linear, recipe in self._schedules(replayer, plan):
+                outcome = replayer.run(linear)
+                if not outcome.same:
+                    schedule = Schedule(
+                        program=self.program.fingerprint, linear=linear, reuse=replayer.reuse, recipe=recipe
+                    )
+                    return [self._failure(seed, _changed(outcome), str(schedule))]
+        return []
+
+    def close(self) -> None:
+        """Replays hold all memory of the program."""
+        self._replayers.clear()
+
+    def _schedules(self, replayer: Replayer, plan: DelayConfig) -> Iterator[tuple[Linear, str]]:
+        order = replayer.order
+        yield Delayed.of(self.program, plan).schedule(order, plan), ""
+        recipe = self._recipe(plan)
+        if recipe is not None:
+            yield from_recipe(order, recipe), recipe
+
+    def _recipe(self, plan: DelayConfig) -> str | None:
+        """The explorer's own schedule of the same kind; it keeps to no lanes and no times."""
+        match plan.how:
+            case How.RANDOM:
+                return f"random.{plan.seed}"
+            case How.PCT:
+                return f"pct.{plan.seed}.{plan.depth}"
+            case _:
+                role = plan.lanes[plan.seed % len(plan.lanes)]
+                return next((f"latest.{lane}" for lane, name in self._roles.items() if name == role), None)
+
+    def _raced(self, finding: Finding) -> Failure:
+        witness = Prover(self.program).prove(finding)
+        shown = str(witness).replace("\n", "\n           ")
+        return self._failure(None, f"{finding}\n  witness: {shown}", witness.schedule)
+
+    def _failure(self, seed: int | None, what: str, schedule: str | None = None) -> Failure:
+        trace = None if self._case.options.save_to is None else str(self._save(self._case.options.save_to))
+        return Failure(case=self._case.name, seed=seed, what=what, schedule=schedule, trace=trace)
+
+    def _save(self, folder: Path) -> Path:
+        if self._saved is None:
+            name = self._case.name.replace(",", "").replace(" ", "-")
+            self._saved = folder / f"{name}.ccp"
+            save(self.program, self._saved)
+        return self._saved
+
+
+def _changed(outcome: Outcome) -> str:
+    if outcome.failure is not None:
+        return str(outcome.failure)
+    return _words([str(change) for change in outcome.changes])

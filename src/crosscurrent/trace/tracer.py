@@ -79,6 +79,7 @@ class Tracer(SyncTaps):
         self._signatures: dict[int, Signature] = {}
         # Signatures are kept by id, which is an op's own only as long as the op is alive.
         self._seen: list[Any] = []
+        self._failed: set[str] = set()
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An op is about to run (needed only while there are observers)."""
@@ -107,7 +108,9 @@ class Tracer(SyncTaps):
             except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 # An op with arguments or results of a kind never met. The program goes on, and so does the
                 # watch; that something is missing from its trace is said in every report.
-                log.warning("%s was not understood", sign.name, exc_info=True)
+                if sign.name not in self._failed:
+                    self._failed.add(sign.name)
+                    log.warning("%s was not understood", sign.name, exc_info=True)
                 self.unknown(sign.name, f"{type(error).__name__}: {error}")
 
     def _observed(self, sign: Signature, func: Any, args: Any, kwargs: Any, out: Any) -> None:

@@ -63,18 +63,25 @@ def test_without_cuda_it_says_what_it_could_not_run(capsys: pytest.CaptureFixtur
     output = capsys.readouterr().out
     assert "contracts: 4 not run" in output
     assert "parity: 4 not run" in output
+    assert "races: 4 not run" in output
+    assert "nothing races" not in output  # the claim of races
     assert "the same bits" not in output  # the claim of parity
     document = _json()
     assert document["verdict"] == "not run"
     assert document["cuda"] == "none"
     verdicts = {(result["layer"], result["verdict"]) for result in document["results"]}
-    assert verdicts == {("contracts", "not run"), ("exactness", "held"), ("parity", "not run")}
+    assert verdicts == {
+        ("contracts", "not run"),
+        ("exactness", "held"),
+        ("parity", "not run"),
+        ("races", "not run"),
+    }
 
 
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        (["--layers", "exactnes"], "the layers are contracts, exactness, parity"),
+        (["--layers", "exactnes"], "the layers are contracts, exactness, parity, races"),
         (["--json", "nowhere/out.json"], "there is no folder nowhere"),
         (["surplus"], "--help"),
     ],

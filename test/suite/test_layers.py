@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from crosscurrent.gradient import store, windows
+from crosscurrent.gradient import store, transfer, windows
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.kvcache.policies.h2o import H2O
@@ -24,8 +24,9 @@ from crosscurrent.suite.experiment import (
     make_parts,
     measure,
 )
-from crosscurrent.suite.layer import Verdict
+from crosscurrent.suite.layer import Layer, Verdict
 from crosscurrent.suite.parity import Parity, first_difference
+from crosscurrent.suite.race_freedom import RaceFreedom
 from crosscurrent.suite.scenario import Scenario, scenarios
 from crosscurrent.suite.verification import Cuda
 
@@ -46,8 +47,8 @@ def test_the_gradient_is_exact(scenario: Scenario) -> None:
 
 
 @pytest.mark.usefixtures("_cuda")
-@pytest.mark.parametrize("layer", [Contracts(), Parity()], ids=lambda layer: layer.name)
-def test_layers_hold_on_cuda(layer: Contracts | Parity) -> None:
+@pytest.mark.parametrize("layer", [Contracts(), Parity(), RaceFreedom()], ids=lambda layer: layer.name)
+def test_layers_hold_on_cuda(layer: Layer) -> None:
     outcome = layer.check(H2O_QUANTIZED)
     assert outcome.verdict is Verdict.HELD, outcome.detail
 
@@ -155,3 +156,40 @@ def test_buffers_made_anew_each_step_break_the_contracts(monkeypatch: pytest.Mon
     outcome = Contracts().check(LASTREC)
     assert outcome.verdict is Verdict.FAILED
     assert "allocated again" in outcome.detail
+
+
+@pytest.mark.usefixtures("_cuda")
+@pytest.mark.parametrize("lane", ["host_to_device", "device_to_host", "main"])
+def test_a_lane_that_never_waits_races(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = transfer.Lane.behind
+
+    def never(self: transfer.Lane, moment: transfer.Moment | None) -> torch.cuda.Event | None:
+        return None if self is getattr(lanes[0], lane) else right(self, moment)
+
+    lanes: list[transfer.Lanes] = []
+    opened = transfer.Lanes.open
+
+    def remembered(self: transfer.Lanes) -> None:
+        lanes[:] = [self]
+        opened(self)
+
+    monkeypatch.setattr(transfer.Lanes, "open", remembered)
+    monkeypatch.setattr(transfer.Lane, "behind", never)
+    outcome = RaceFreedom().check(LASTREC)
+    assert outcome.verdict is Verdict.FAILED
+    assert "races; first:" in outcome.detail
+
+
+@pytest.mark.usefixtures("_cuda")
+def test_a_host_that_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LongContextGradientModel._run_checkpointed
+
+    def waiting(self: LongContextGradientModel, call: object) -> Tensor:
+        loss = right(self, call)  # type: ignore[arg-type]
+        assert loss.item() > 0
+        return loss
+
+    monkeypatch.setattr(LongContextGradientModel, "_run_checkpointed", waiting)
+    outcome = RaceFreedom().check(LASTREC)
+    assert outcome.verdict is Verdict.FAILED
+    assert "the host waits: item at" in outcome.detail

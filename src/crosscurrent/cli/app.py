@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
 COMMANDS: Final[dict[str, str]] = {
-    "verify": "prove the long-context gradient: contracts, exactness, parity",
+    "verify": "prove the long-context gradient: contracts, exactness, races",
     "check": "run a script or a module and report its races",
     "replay": "run a recorded program again, in other orders",
     "stress": "delay the lanes of the gradient, before a stream change is merged",

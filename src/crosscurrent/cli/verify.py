@@ -23,8 +23,8 @@ def parser() -> ArgumentParser:
     """The options of the command."""
     options = command_parser(
         "verify",
-        "Prove the long-context gradient: its contracts, that it is exact, and that moving checkpoints "
-        "asynchronously changes no bit. Without a GPU, CUDA is simulated. Exit code: 0 only when all held, "
+        "Prove the long-context gradient: its contracts, that it is exact, that moving checkpoints "
+        "asynchronously changes no bit, and that nothing races or makes the host wait. Without a GPU, CUDA is simulated. Exit code: 0 only when all held, "
         "1 when something failed, 2 for wrong use, 3 when nothing failed but something could not be run.",
         "crosscurrent verify --json verify.json",
     )

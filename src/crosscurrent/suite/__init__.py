@@ -4,8 +4,9 @@ from crosscurrent.suite.contracts import Contracts
 from crosscurrent.suite.exactness import Exactness
 from crosscurrent.suite.layer import Layer
 from crosscurrent.suite.parity import Parity
+from crosscurrent.suite.race_freedom import RaceFreedom
 from crosscurrent.suite.scenario import scenarios
 
-LAYERS: tuple[Layer, ...] = (Contracts(), Exactness(), Parity())
+LAYERS: tuple[Layer, ...] = (Contracts(), Exactness(), Parity(), RaceFreedom())
 
 __all__ = ["LAYERS", "Layer", "scenarios"]

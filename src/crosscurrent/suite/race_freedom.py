@@ -1,0 +1,63 @@
+"""The races layer: no schedule of the gradient's work gives other values, and the host waits nowhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from crosscurrent.gradient.long_context import LongContextGradientModel
+from crosscurrent.races.findings import Finding
+from crosscurrent.races.watch import Watch, watch
+from crosscurrent.races.wording import place
+from crosscurrent.suite.experiment import cache_config, gradient_args, make_batches, make_parts
+from crosscurrent.suite.layer import Outcome
+from crosscurrent.suite.scenario import Scenario
+
+HARMLESS = ("allocation", "query")
+"""Kinds of host waits that are none: see above; and a query that was answered did not block."""
+
+
+@dataclass(frozen=True)
+class RaceFreedom:
+    """Two batches with the flag on, both kinds of checkpoints stored with the scenario's quantizer. The
+    allocation of pinned memory holds up the host, too; that it happens once is a matter of the contracts."""
+
+    name: str = "races"
+    claim: str = "with async_cpu_transfer on nothing races, and forward and backward never make the host wait"
+    needs_cuda: bool = True
+
+    def check(self, scenario: Scenario) -> Outcome:
+        """Watch both batches, twice: some errors only show when buffers are used again."""
+        model = LongContextGradientModel(
+            *make_parts(dtype=torch.float32, device="cuda"),
+            cache=cache_config(scenario),
+            grad=gradient_args(
+                layer_inputs=scenario.quantizer, kv_checkpoints=scenario.quantizer, pinned=True, flag=True
+            ),
+        )
+        with watch() as seen:
+            for ids, targets in make_batches() * 2:
+                model.zero_grad(set_to_none=True)
+                model(ids, targets).backward()
+        return judge(seen)
+
+
+def judge(seen: Watch) -> Outcome:
+    """Held if nothing races, nothing waits and everything was understood."""
+    if findings := seen.findings:
+        return Outcome.failed(f"{len(findings)} races; first: {_in_one_line(findings[0])}")
+    waits = Counter(
+        f"{wait.kind} at {place(wait.site)}" for wait in seen.host_waits if wait.kind not in HARMLESS
+    )
+    if waits:
+        return Outcome.failed(f"the host waits: {', '.join(waits)}")
+    if unknown := seen.unknown:
+        return Outcome.failed(f"not understood: {', '.join(sorted({what.op for what in unknown}))}")
+    return Outcome.held(f"no race on {len(seen.lanes)} lanes, no host wait")
+
+
+def _in_one_line(finding: Finding) -> str:
+    what = f"{finding.kind.value} on {finding.memory.value} memory [{finding.id}]"
+    return f"{what}: {finding.first}; {finding.second}"

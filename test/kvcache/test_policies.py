@@ -19,7 +19,7 @@ from torch import Tensor
 from crosscurrent.kvcache.names import CacheConfig, PolicyKind
 from crosscurrent.kvcache.placement import Eviction, GroupedEviction, SharedEviction
 from crosscurrent.kvcache.policies import H2O, Dense, LastRecent, Policy, make_policy
-from crosscurrent.kvcache.policies.h2o import slot_dtype
+from crosscurrent.operators.rows import slot_dtype
 
 BATCH, GROUPS = 2, 2
 ROWS = [(b, g) for b in range(BATCH) for g in range(GROUPS)]

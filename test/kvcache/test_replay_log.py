@@ -8,7 +8,6 @@ import torch
 from crosscurrent.kvcache.names import CacheConfig
 from crosscurrent.kvcache.placement import GroupedEviction, SharedEviction
 from crosscurrent.kvcache.policies import make_policy
-from crosscurrent.kvcache.policies.h2o import slot_dtype
 from crosscurrent.kvcache.replay_log import (
     ReplayLog,
     flat_dtype,
@@ -17,6 +16,7 @@ from crosscurrent.kvcache.replay_log import (
     same_decision,
     unpack,
 )
+from crosscurrent.operators.rows import slot_dtype
 
 LENGTHS = [6, 2, 3, 1]
 

@@ -56,32 +56,55 @@ def test_taking_and_adding_rows(seed: int) -> None:
     assert torch.equal(grads, expected)
 
 
+class Chunk:
+    """A chunk that comes into a full cache: its length C, the tail, and which m slots are evicted."""
+
+    def __init__(self, draw: Draw, *, longest: int) -> None:
+        self.cache_length = draw.between(3, longest)
+        self.length = draw.between(1, self.cache_length)
+        self.start = self.cache_length - self.length
+        # The tail's occupied slots are its first ones: what lies behind them cannot be evicted.
+        self.num_moved = draw.between(1, self.length)
+        self.first = draw.between(0, self.start)
+        self.shape = draw.B, draw.G, self.num_moved
+        self._num_movable = self.start + self.num_moved - self.first
+        self.evicted = self.other_slots(draw)
+
+    def other_slots(self, draw: Draw) -> Tensor:
+        """Evicted slots, counted from `first`."""
+        return draw.choices(draw.B * draw.G, self.num_moved, self._num_movable).view(self.shape)
+
+    def pair_(self, state: Tensor, evicted: Tensor) -> Tensor:
+        return pair_(state, evicted, self.first, self.start, self.length)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pairing_and_placing(seed: int) -> None:
     draw = Draw(seed)
-    length = draw.between(3, 90)
-    size = draw.between(1, length)
-    start = length - size
-    evicted = draw.choices(draw.B * draw.G, size, length).view(draw.B, draw.G, size).to(torch.int16)
-    state = draw.normal(2, draw.B, draw.G, length)
+    chunk = Chunk(draw, longest=90)
+    occupied = slice(chunk.start, chunk.start + chunk.num_moved)
+    state = draw.normal(2, draw.B, draw.G, chunk.cache_length)
     before = state.clone()
-    slots = pair_(state, evicted, start)
-    assert slots.dtype == evicted.dtype
-    assert torch.equal(slots.sort(-1).values, evicted.sort(-1).values)
-    in_tail = slots >= start
-    tail = torch.arange(start, length).expand_as(slots)
+    slots = chunk.pair_(state, chunk.evicted)
+    assert slots.dtype == torch.int16
+    assert torch.equal(slots.sort(-1).values.long(), (chunk.evicted + chunk.first).sort(-1).values)
+    in_tail = slots >= chunk.start
+    tail = torch.arange(occupied.start, occupied.stop).expand_as(slots)
     assert torch.equal(slots[in_tail].long(), tail[in_tail]), "an evicted tail slot is paired with itself"
     index = slots.long()
-    assert torch.equal(state.gather(3, index.expand(2, -1, -1, -1)), before[..., start:])
+    moved = before[..., occupied]
+    assert torch.equal(state[1].gather(2, index), moved[1])
+    assert torch.equal(state[0].gather(2, index), moved[0].masked_fill(in_tail, 0))
+    assert not state[0, ..., chunk.start :].any()
 
-    cache = draw.normal(draw.N, draw.G, length, draw.D)
-    new = draw.normal(draw.N, size, draw.G, draw.D).transpose(1, 2)
+    cache = draw.normal(draw.N, draw.G, chunk.cache_length, draw.D)
+    new = draw.normal(draw.N, chunk.length, draw.G, draw.D).transpose(1, 2)
     expected = cache.clone()
     for n in range(draw.N):
         for g in range(draw.G):
-            expected[n, g, index[n % draw.B, g]] = cache[n, g, start:]
-    expected[:, :, start:] = new
-    place_(cache, slots, new, start)
+            expected[n, g, index[n % draw.B, g]] = cache[n, g, occupied]
+    expected[:, :, chunk.start :] = new
+    place_(cache, slots, new, chunk.start)
     assert torch.equal(cache, expected)
 
 
@@ -101,18 +124,11 @@ def test_following_rows_is_placing_them_chunk_by_chunk(seed: int) -> None:
 def draw_chunks(seed: int) -> tuple[Tensor, Tensor, int, int]:
     """A list of rows [B, G, L], paired slots [B, n, G, m], the first new row, and tokens of a chunk."""
     draw = Draw(seed)
-    cache_length = draw.between(3, 2500)
-    length = draw.between(1, cache_length)
-    moved = draw.between(1, length)
-    rows = draw.choices(draw.B * draw.G, cache_length, 4000).view(draw.B, draw.G, -1).int()
-    start = cache_length - length
-    slots = []
-    for _ in range(draw.n):
-        # The tail's occupied slots are its first ones: what lies behind them cannot be evicted.
-        evicted = draw.choices(draw.B * draw.G, moved, start + moved).view(draw.B, draw.G, moved)
-        state = torch.zeros(1, draw.B, draw.G, cache_length)
-        slots.append(pair_(state, evicted.to(torch.int16), start))
-    return rows, torch.stack(slots, dim=1), 5000, length
+    chunk = Chunk(draw, longest=2500)
+    rows = draw.choices(draw.B * draw.G, chunk.cache_length, 4000).view(draw.B, draw.G, -1).int()
+    state = torch.zeros(1, draw.B, draw.G, chunk.cache_length)
+    slots = [chunk.pair_(state, chunk.other_slots(draw)) for _ in range(draw.n)]
+    return rows, torch.stack(slots, dim=1), 5000, chunk.length
 
 
 def test_the_operators_say_what_they_write() -> None:
@@ -139,20 +155,18 @@ def test_the_kernels_do_what_the_plain_versions_do(seed: int) -> None:
         add_rows_(on_gpu, rows.cuda(), windows.cuda().transpose(2, 3).contiguous().transpose(2, 3))
         add_rows_(grads, rows, windows)
         assert torch.equal(on_gpu.cpu(), grads)
-    length = draw.between(3, 90)
-    size = draw.between(1, length)
-    evicted = draw.choices(draw.B * draw.G, size, length).view(draw.B, draw.G, size).to(torch.int16)
-    state = draw.normal(2, draw.B, draw.G, length, dtype=torch.float64)
+    chunk = Chunk(draw, longest=90)
+    state = draw.normal(2, draw.B, draw.G, chunk.cache_length, dtype=torch.float64)
     state_gpu = state.cuda()
-    slots, slots_gpu = pair_(state, evicted, length - size), pair_(state_gpu, evicted.cuda(), length - size)
+    slots, slots_gpu = chunk.pair_(state, chunk.evicted), chunk.pair_(state_gpu, chunk.evicted.cuda())
     assert torch.equal(slots, slots_gpu.cpu())
     assert torch.equal(state, state_gpu.cpu())
     for dtype in (torch.bfloat16, torch.int32):
-        cache = (draw.normal(draw.N, draw.G, length, draw.D) * 100).to(dtype)
-        new = (draw.normal(draw.N, size, draw.G, draw.D) * 100).to(dtype).transpose(1, 2)
+        cache = (draw.normal(draw.N, draw.G, chunk.cache_length, draw.D) * 100).to(dtype)
+        new = (draw.normal(draw.N, chunk.length, draw.G, draw.D) * 100).to(dtype).transpose(1, 2)
         cache_gpu = cache.cuda()
-        place_(cache_gpu, slots_gpu, new.cuda(), length - size)
-        place_(cache, slots, new, length - size)
+        place_(cache_gpu, slots_gpu, new.cuda(), chunk.start)
+        place_(cache, slots, new, chunk.start)
         assert torch.equal(cache, cache_gpu.cpu())
     rows, slots, first, chunk_length = draw_chunks(seed)
     lists = follow_rows(rows.cuda(), slots.cuda(), first, chunk_length)

@@ -31,8 +31,8 @@ from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.plan import Column, Plan, Row
 from crosscurrent.gradient.windows import LayerCache
 from crosscurrent.kvcache.names import CacheConfig, PolicyKind
-from crosscurrent.kvcache.policies.h2o import slot_dtype
 from crosscurrent.kvcache.quantize import make_quantizer
+from crosscurrent.operators.rows import slot_dtype
 
 # What every dtype is aligned to, and what copy engines and vector loads like best.
 _ALIGNMENT = 256

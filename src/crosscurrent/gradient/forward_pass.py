@@ -16,7 +16,7 @@ from crosscurrent.gradient.checkpoints import Layout, record_key
 from crosscurrent.gradient.plan import Column, Row
 from crosscurrent.gradient.store import CheckpointStore
 from crosscurrent.gradient.transfer import Lanes, Outgoing, make_outgoing
-from crosscurrent.gradient.windows import empty_tokens_first, pass_column, place_chunk
+from crosscurrent.gradient.windows import join_tokens, pass_column, place_chunk
 from crosscurrent.kvcache.placement import Eviction
 from crosscurrent.kvcache.policies import make_policy
 from crosscurrent.kvcache.replay_log import pack_, unpack
@@ -89,8 +89,7 @@ class ForwardPass:
         """For policies that decide by the attention of the chunks before."""
         cache, policy = self._caches[layer], self._policies[layer]
         new_NGTD = cache.stack(k_BGTD, v_BGTD)
-        attended_BHTD = empty_tokens_first(q_BHTD)
-        evictions = []
+        outs, evictions = [], []
         for chunk in column.chunks:
             tokens = slice(chunk.start - column.start, chunk.stop - column.start)
             eviction = policy.place(chunk.length)
@@ -98,9 +97,9 @@ class ForwardPass:
             keys_BGSD, values_BGSD = cache.keys_values(eviction.filled_after)
             out_BHCD, lse_BHC = attend(q_BHTD[:, :, tokens], keys_BGSD, values_BGSD)
             policy.observe(eviction, summed_weights(q_BHTD[:, :, tokens], keys_BGSD, lse_BHC))
-            attended_BHTD[:, :, tokens] = out_BHCD
+            outs.append(out_BHCD)
             evictions.append(eviction)
-        return attended_BHTD, evictions
+        return join_tokens(outs), evictions
 
     def _pack_input(self, layout: Layout, x_BTE: Tensor) -> None:
         assert self._out is not None

@@ -103,7 +103,7 @@ def pass_column(
     views = _make_views(pool_NGPD, evictions)
     outs = [view.by_chunk(attend(view.chunks(q_BHTD), *view.take(pool_NGPD))[0]) for view in views]
     _move_on(cache, pool_NGPD, views)
-    return _joined(outs)
+    return join_tokens(outs)
 
 
 def attend_column(
@@ -133,7 +133,7 @@ class _ColumnAttention(torch.autograd.Function):
         pool_NGPD = _make_pool(cache, k_BGTD, v_BGTD, evictions)
         views = _make_views(pool_NGPD, evictions)
         attended = [attend(view.chunks(q_BHTD), *view.take(pool_NGPD)) for view in views]
-        out_BHTD = _joined([view.by_chunk(out) for view, (out, _) in zip(views, attended, strict=True)])
+        out_BHTD = join_tokens([view.by_chunk(out) for view, (out, _) in zip(views, attended, strict=True)])
         lses = [lse for _, lse in attended]
         ctx.save_for_backward(q_BHTD, out_BHTD, pool_NGPD, *lses)
         ctx.cache, ctx.views = cache, views
@@ -158,7 +158,7 @@ class _ColumnAttention(torch.autograd.Function):
             view.add_(grads_NGPD, dkv.view(-1, view.num_chunks, *dkv.shape[2:]))
         filled = pool_NGPD.shape[2] - q_BHTD.shape[2]
         cache.grads_NGLD[:, :, :filled] = grads_NGPD[:, :, :filled]
-        return _joined(dqs), *_halves(grads_NGPD[:, :, filled:].to(q_BHTD.dtype)), None, None
+        return join_tokens(dqs), *_halves(grads_NGPD[:, :, filled:].to(q_BHTD.dtype)), None, None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +182,8 @@ class _View:
         """The rows [N, n, G, S, D]; where nothing was moved yet, the pool itself."""
         if self.rows_BnGS is None:
             return pool_NGPD[:, None, :, : self.num_slots]
-        return take_rows(pool_NGPD, self.rows_BnGS)
+        windows_NnGSD: Tensor = take_rows(pool_NGPD, self.rows_BnGS)
+        return windows_NnGSD
 
     def add_(self, grads_NGPD: Tensor, windows_NnGSD: Tensor) -> None:
         """Add gradients to the rows that they belong to; N may be the keys' or the values' half."""
@@ -204,19 +205,23 @@ class _View:
 
     def chunks(self, x_BHTD: Tensor) -> Tensor:
         """The chunks' tokens as a batch [B * n, H, C, D]: a view where the strides allow it."""
+        B, H, _, D = x_BHTD.shape
         tokens = slice(self.start, self.start + self.num_chunks * self.chunk_length)
-        by_chunk = x_BHTD[:, :, tokens].transpose(1, 2).unflatten(1, (self.num_chunks, self.chunk_length))
-        return by_chunk.flatten(0, 1).transpose(1, 2)
+        x_BTHD = x_BHTD[:, :, tokens].transpose(1, 2)
+        return x_BTHD.reshape(B * self.num_chunks, self.chunk_length, H, D).transpose(1, 2)
 
     def by_chunk(self, x_MHCD: Tensor) -> Tensor:
-        """What belongs to `chunks`, token by token: [B, n * C, H, D]."""
-        return x_MHCD.transpose(1, 2).unflatten(0, (-1, self.num_chunks)).flatten(1, 2)
+        """What belongs to `chunks`, token by token: [B, H, n * C, D]."""
+        M, H, C, D = x_MHCD.shape
+        num_tokens = self.num_chunks * C
+        return x_MHCD.transpose(1, 2).reshape(M // self.num_chunks, num_tokens, H, D).transpose(1, 2)
 
 
-def _joined(parts_BTHD: Sequence[Tensor]) -> Tensor:
-    """The parts of a column [B, H, T, D], which lie as [B, T, H, D] in memory."""
-    whole = parts_BTHD[0] if len(parts_BTHD) == 1 else torch.cat(list(parts_BTHD), dim=1)
-    return whole.transpose(1, 2)
+def join_tokens(parts_BHTD: Sequence[Tensor]) -> Tensor:
+    """The parts of a column [B, H, T, D]. In memory it lies as [B, T, H, D], as the projections have it."""
+    if len(parts_BHTD) == 1:
+        return parts_BHTD[0]
+    return torch.cat([part.transpose(1, 2) for part in parts_BHTD], dim=1).transpose(1, 2)
 
 
 def _move_on(cache: LayerCache, pool_NGPD: Tensor, views: Sequence[_View]) -> None:
@@ -311,12 +316,3 @@ def _halves(kv_NGXD: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values."""
     batch_size = kv_NGXD.shape[0] // 2
     return kv_NGXD[:batch_size], kv_NGXD[batch_size:]
-
-
-def empty_tokens_first(like_XYTD: Tensor) -> Tensor:
-    """An uninitialised tensor of this shape that lies in memory as [X, T, Y, D].
-
-    The output projection reads it without a copy, and fused kernels take such strides.
-    """
-    X, Y, T, D = like_XYTD.shape
-    return like_XYTD.new_empty(X, T, Y, D).transpose(1, 2)

@@ -53,8 +53,8 @@ def attend_backward(
     if not _is_fused(q_BHCD):
         return plain_attend_backward(grad_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD, lse_BHC)
     if not _prefers_cudnn(q_BHCD, k_BGSD):
-        dq, *dkv = _flash_backward(grad_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD, lse_BHC)
-        return dq, torch.stack(dkv)
+        dq, dk, dv = _flash_backward(grad_BHCD, q_BHCD, k_BGSD, v_BGSD, out_BHCD, lse_BHC)
+        return dq, torch.stack([dk, dv])
     lse_BHC1 = lse_BHC.unsqueeze(-1)
     parts = [
         _cudnn_backward(grad_BHCD, q_BHCD, k, v, out_BHCD, lse_BHC1, causal)

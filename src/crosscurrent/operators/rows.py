@@ -6,7 +6,7 @@ Usage:
     add_rows_(grads_NGPD, rows_BnGS, windows_NnGSD)             # the gradient of that
     place_(cache_NGLD, slots_BGm, new_NGCD, start)              # one chunk into a cache, in one kernel
     rows_BnGL = follow_rows(rows_BGL, slots_BnGm, first, C)     # many chunks into a list of rows
-    slots_BGm = pair_(state_KBGL, evicted_BGm, start)           # which tail entry moves to which evicted slot
+    slots_BGm = pair_(state_KBGL, evicted_BGm, first, start, C) # which tail entry moves to which evicted slot
 
 `rows` may have 1 in place of B or G: the same rows for the whole batch, or for all groups. N is a multiple of
 B: a buffer that holds the keys of the batch and then its values (N = 2 B) takes the same rows for both.
@@ -18,9 +18,10 @@ B: a buffer that holds the keys of the batch and then its values (N = 2 B) takes
   See Note [Newest at the tail] of `kvcache.placement` for why no slot is read and written by others.
 - `follow_rows`: what `place_` does to a full list of rows, for n chunks one after the other; chunk j's new
   rows are first + j C, first + j C + 1, ... Returns the list after each chunk.
-- `pair_`: the slots [B, G, m], in the dtype of `evicted`, that the entries of the tail's m slots move to.
-  The tail begins at slot `start`. An evicted slot that lies in the tail is paired with itself; the others
-  follow in the order of `evicted`. `state` moves along with the entries.
+- `pair_`: the slots [B, G, m], in the dtype of `slot_dtype(L)`, that the entries of the tail's m slots move
+  to, where slot first + evicted[i] is evicted. The tail begins at slot `start`. An evicted slot that lies in
+  the tail is paired with itself; the others follow in the order of `evicted`. The state moves along with the
+  entries, and its first row is set to zero for the chunk's C new ones.
 
 Legend: B batch, N batch of a buffer, G query groups, P rows of a pool, L cache length, S slots of a window,
 n windows, C tokens of a chunk, m evicted entries, K rows of state, D head size.
@@ -32,6 +33,13 @@ import torch
 from torch import Tensor
 
 from crosscurrent.operators.library import register
+
+_INT16_SLOTS = torch.iinfo(torch.int16).max + 1
+
+
+def slot_dtype(cache_length: int) -> torch.dtype:
+    """The smallest dtype in which a log can keep the slots of such a cache."""
+    return torch.int16 if cache_length <= _INT16_SLOTS else torch.int32
 
 
 def _for_pool(rows: Tensor, pool_NGPD: Tensor) -> Tensor:
@@ -80,9 +88,9 @@ def _follow_rows(rows_BGL: Tensor, slots_BnGm: Tensor, first: int, chunk_length:
     return torch.stack(lists, dim=1)
 
 
-def _pair_(state_KBGL: Tensor, evicted_BGm: Tensor, start: int) -> Tensor:
+def _pair_(state_KBGL: Tensor, evicted_BGm: Tensor, first: int, start: int, chunk_length: int) -> Tensor:
     m = evicted_BGm.shape[-1]
-    evicted = evicted_BGm.long()
+    evicted = evicted_BGm + first
     in_tail = evicted >= start
     # Outside of the tail first, each part in its order: as many as there are tail slots that must move.
     outside = evicted.gather(2, in_tail.byte().sort(dim=-1, stable=True).indices)
@@ -95,7 +103,8 @@ def _pair_(state_KBGL: Tensor, evicted_BGm: Tensor, start: int) -> Tensor:
     slots_BGm = torch.where(stays_BGm, tail, outside.gather(2, rank))
     moved = state_KBGL[..., start : start + m].clone()
     state_KBGL.scatter_(3, slots_BGm.expand(len(state_KBGL), -1, -1, -1), moved)
-    return slots_BGm.to(evicted_BGm.dtype)
+    state_KBGL[0, ..., start : start + chunk_length] = 0
+    return slots_BGm.to(slot_dtype(state_KBGL.shape[-1]))
 
 
 _CUDA = "crosscurrent.operators.rows_triton"
@@ -105,4 +114,6 @@ place_ = register("place_(Tensor(a!) cache, Tensor slots, Tensor new, int start)
 follow_rows = register(
     "follow_rows(Tensor rows, Tensor slots, int first, int chunk_length) -> Tensor", _follow_rows, _CUDA
 )
-pair_ = register("pair_(Tensor(a!) state, Tensor evicted, int start) -> Tensor", _pair_, _CUDA)
+pair_ = register(
+    "pair_(Tensor(a!) state, Tensor evicted, int first, int start, int chunk_length) -> Tensor", _pair_, _CUDA
+)

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from crosscurrent.operators.rows import slot_dtype
+
 _BLOCK_ROWS = 32
 
 
@@ -97,7 +99,7 @@ def _place_kernel(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _pair_kernel(  # type: ignore[no-untyped-def]
     state, evicted, slots, outside, stays,
-    state_k, state_bg, num_state, num_moved, start,
+    state_k, state_bg, num_state, num_moved, first, start, chunk_length,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     # One program for a sequence and group. Two lists go through memory, behind barriers: the evicted slots
@@ -105,7 +107,7 @@ def _pair_kernel(  # type: ignore[no-untyped-def]
     bg = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     valid = i < num_moved
-    gone = tl.load(evicted + bg * num_moved + i, mask=valid, other=0).to(tl.int32)
+    gone = tl.load(evicted + bg * num_moved + i, mask=valid, other=0).to(tl.int32) + first
     in_tail = valid & (gone >= start)
     is_outside = valid & (gone < start)
     tl.store(stays + bg * num_moved + i, tl.zeros([BLOCK], dtype=tl.int32), mask=valid)
@@ -124,6 +126,12 @@ def _pair_kernel(  # type: ignore[no-untyped-def]
         moved = tl.load(base + start + i, mask=valid, other=0)
         tl.debug_barrier()
         tl.store(base + slot, moved, mask=valid)
+    # The new entries have no score yet. A moved entry that is paired with itself is gone.
+    tl.debug_barrier()
+    new = state + bg * state_bg + start
+    for offset in range(0, chunk_length, BLOCK):
+        is_new = offset + i < chunk_length
+        tl.store(new + offset + i, tl.zeros([BLOCK], dtype=state.dtype.element_ty), mask=is_new)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -209,14 +217,14 @@ def follow_rows(rows_BGL: Tensor, slots_BnGm: Tensor, first: int, chunk_length: 
     return out
 
 
-def pair_(state_KBGL: Tensor, evicted_BGm: Tensor, start: int) -> Tensor:
+def pair_(state_KBGL: Tensor, evicted_BGm: Tensor, first: int, start: int, chunk_length: int) -> Tensor:
     B, G, m = evicted_BGm.shape
     evicted_BGm = evicted_BGm.contiguous()
-    slots = torch.empty_like(evicted_BGm)
+    slots = torch.empty((B, G, m), dtype=slot_dtype(state_KBGL.shape[-1]), device=evicted_BGm.device)
     outside, stays = torch.empty((2, B, G, m), dtype=torch.int32, device=slots.device)
     _pair_kernel[(B * G,)](
         state_KBGL, evicted_BGm, slots, outside, stays,
-        state_KBGL.stride(0), state_KBGL.stride(2), len(state_KBGL), m, start,
+        state_KBGL.stride(0), state_KBGL.stride(2), len(state_KBGL), m, first, start, chunk_length,
         BLOCK=triton.next_power_of_2(m), num_warps=8 if m > 1024 else 4,
     )  # fmt: skip
     return slots

@@ -28,13 +28,6 @@ from crosscurrent.kvcache.placement import Eviction, GroupedEviction, SharedEvic
 from crosscurrent.kvcache.policies.base import check_room
 from crosscurrent.operators.rows import pair_
 
-_INT16_SLOTS = torch.iinfo(torch.int16).max + 1
-
-
-def slot_dtype(cache_length: int) -> torch.dtype:
-    """The smallest dtype in which the replay log can keep the slots of such a cache."""
-    return torch.int16 if cache_length <= _INT16_SLOTS else torch.int32
-
 
 class H2O:
     """Keeps the heavy hitters, the newest and the first tokens."""
@@ -78,8 +71,9 @@ class H2O:
         num_evicted = before + length - after
         eviction: Eviction
         if num_evicted:
-            # The state moves along with the entries.
-            slots_BGm = pair_(state_KBGL, self._lowest(num_evicted), after - length)
+            # The state moves along with the entries, and the new ones start from zero.
+            lowest_BGm = self._lowest(num_evicted)
+            slots_BGm = pair_(state_KBGL, lowest_BGm, self._num_fixed(), after - length, length)
             eviction = GroupedEviction(
                 filled_before=before,
                 chunk_length=length,
@@ -90,7 +84,7 @@ class H2O:
             eviction = SharedEviction(
                 filled_before=before, chunk_length=length, cache_length=self._cache_length
             )
-        state_KBGL[0, ..., after - length : after].zero_()
+            state_KBGL[0, ..., after - length : after].zero_()
         if len(state_KBGL) > 1:
             positions = torch.arange(self._seen, self._seen + length, device=state_KBGL.device)
             state_KBGL[1, ..., after - length : after] = positions
@@ -106,20 +100,21 @@ class H2O:
             )
         self._state()[0, ..., : self._filled].add_(weights_BGS)
 
+    def _num_fixed(self) -> int:
+        """The first tokens cannot move, so that their slots are their positions."""
+        return min(self._num_initial, self._filled)
+
     def _lowest(self, count: int) -> Tensor:
-        """The evicted slots [B, G, m], in no particular order."""
+        """The evicted slots [B, G, m] in no particular order, counted from the first that can move."""
         state_KBGL = self._state()
-        # The first tokens cannot move, so that their slots are their positions: leave them out.
-        first = min(self._num_initial, self._filled)
-        scores = state_KBGL[0, ..., first : self._filled]
+        scores = state_KBGL[0, ..., self._num_fixed() : self._filled]
         if len(state_KBGL) > 1:
-            positions = state_KBGL[1, ..., first : self._filled]
+            positions = state_KBGL[1, ..., self._num_fixed() : self._filled]
             if self._normalize:
                 scores = scores / (self._seen - positions)
             if self._grace_period:
                 scores = scores.masked_fill(positions >= self._seen - self._grace_period, math.inf)
-        slots = scores.topk(count, dim=-1, largest=False, sorted=False).indices
-        return slots.add_(first).to(slot_dtype(self._cache_length))
+        return scores.topk(count, dim=-1, largest=False, sorted=False).indices
 
     def _state(self) -> Tensor:
         if self._state_KBGL is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 import torch
@@ -103,7 +103,7 @@ class Prover:
                 reason = reason or "with this memory handed on, the allocator itself orders the two"
                 continue
             outcomes = list(self._outcomes(replayer, one, other, _MORE))
-            for outcome in (*outcomes, *self._alike(replayer, one, other)):
+            for outcome in chain(outcomes, self._alike(replayer, one, other)):
                 if not outcome.same:
                     return self._witness(outcome, reuse)
             reason = reason or self._reason(replayer, outcomes[0], one, other)

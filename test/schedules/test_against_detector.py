@@ -3,6 +3,8 @@
 No finding if and only if all schedules give the same values. For that to hold in both directions the values
 have to be generic: every write is an update ``x = odd * x + constant`` modulo 2 ** 64 with constants of its
 own, no two of which commute; the first access to a new block fills it; and every read leaves a copy behind.
+
+``CROSSCURRENT_PROGRAMS=5000`` draws that many programs in place of 200 (here, and half of it end to end).
 """
 
 from __future__ import annotations

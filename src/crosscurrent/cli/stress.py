@@ -38,8 +38,8 @@ def parser() -> ArgumentParser:
         "cache policies and quantizers, must come out with asynchronous transfers as without, bit for bit, "
         "however the lanes are delayed. Without a GPU the recorded trace is run in other schedules. The "
         "default takes a minute or two; --seeds scales it; it says how long as soon as it knows. Ctrl-C "
-        "stops it, --continue goes on. Exit code: 0 nothing differed, 1 something did, 2 wrong use, 3 no CUDA, 130 "
-        "interrupted.",
+        "stops it, --continue goes on. Exit code: 0 nothing differed, 1 something did, 2 wrong use, "
+        "3 no CUDA, 130 interrupted.",
         "crosscurrent stress --seeds 100 --lanes device_to_host,main",
     )
     options.add_argument("--seeds", type=int, default=20, metavar="N", help="Seeds for each case.")
@@ -121,7 +121,7 @@ def _run(
     completed = account.num_done(names, seeds) + sum(
         all(account.has(name, seed) for seed in seeds) for name in names
     )
-    say(f"{len(cases)} cases x {len(seeds)} seeds on {cuda.value}" + (", going on" if completed else ""))
+    say(f"{len(cases)} case(s) x {len(seeds)} seed(s) on {cuda.value}" + (", going on" if completed else ""))
     estimate = _Estimate(len(seeds), total - completed)
     with StopRequests() as stop, progress() as bar:
         task = bar.add_task("stress", total=total, completed=completed)
@@ -282,10 +282,10 @@ def _conclude(failures: Sequence[Failure], num_done: int, total: int, cuda: Cuda
     if num_done < total:
         say(f"stopped after {num_done} of {total}; the same command with --continue goes on")
     if failures:
-        output().print(Text(f"{failed} failed of {num_done} runs (listed above)", "bold red"))
+        output().print(Text(f"{failed} failed of {num_done} run(s) (listed above)", "bold red"))
         return
     where = "delays on this GPU" if cuda is cuda.REAL else "schedules of the recorded traces"
-    good = Text(f"nothing differed in {num_done} runs", "bold green" if num_done == total else "bold")
+    good = Text(f"nothing differed in {num_done} run(s)", "bold green" if num_done == total else "bold")
     output().print(good, soft_wrap=True)
     if num_done == total:
         say(f"on and off are the same bits under all {where} that were tried; it proves nothing of others")

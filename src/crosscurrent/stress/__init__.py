@@ -7,8 +7,8 @@ plan would lead to. ``lanes`` gives lanes their roles, ``campaign`` keeps accoun
 
 from __future__ import annotations
 
-from crosscurrent.stress.delayed import Delayed
+from crosscurrent.stress.delayed import Delayed, SeededReplays
 from crosscurrent.stress.delays import Delays, delays
 from crosscurrent.stress.plans import DelayConfig, How, Target
 
-__all__ = ["DelayConfig", "Delayed", "Delays", "How", "Target", "delays"]
+__all__ = ["DelayConfig", "Delayed", "Delays", "How", "SeededReplays", "Target", "delays"]

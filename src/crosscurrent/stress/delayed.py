@@ -6,14 +6,16 @@ to issue, as if it were far ahead of the device. Ops are ordered by when they st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from crosscurrent.schedules import Program
+from crosscurrent.schedules import Program, Replayer, Schedule
+from crosscurrent.schedules.explore import Difference, memory_choices
 from crosscurrent.schedules.order import Linear, PartialOrder
+from crosscurrent.schedules.strategies import from_recipe
 from crosscurrent.schedules.strategies.protocol import Proposal, Space
 from crosscurrent.stress.lanes import roles_in
-from crosscurrent.stress.plans import DelayConfig, Step
+from crosscurrent.stress.plans import DelayConfig, How, Step
 from crosscurrent.trace.records import Site
 
 KERNEL_US = 5.0
@@ -55,3 +57,57 @@ class Delayed:
             # The host has no role, and no plan delays it.
             starts.append(ready + decide(Step(self.roles.get(op.lane, ""), node, op.name, site)))
         return tuple(sorted(range(len(order)), key=lambda node: (starts[node], node)))
+
+
+class SeededReplays:
+    """Replays of one program, by seed: what stress comes to without a GPU.
+
+    A seed is two schedules, each with and without reuse of memory: the one that its plan of delays leads to,
+    and one of the explorer's own of the same kind, which keeps to no lanes and no times.
+    """
+
+    def __init__(self, program: Program, plan: Callable[[int], DelayConfig]) -> None:
+        """``plan`` gives the plan of a seed. Raises ``NotReplayableError`` if the program cannot be run."""
+        self._program = program
+        self._plan = plan
+        self._roles = roles_in(program.records, program.info.lanes)
+        self._replayers = [Replayer(program, reuse) for reuse in memory_choices(program)]
+
+    @property
+    def unfaithful(self) -> tuple[str, ...]:
+        """The recorded values that program order does not give again."""
+        return self._replayers[0].unfaithful()
+
+    def run(self, seed: int) -> Difference | None:
+        """Run the schedules of a seed; the first that comes out otherwise than program order."""
+        plan = self._plan(seed)
+        for replayer in self._replayers:
+            for linear, recipe in self._schedules(replayer.order, plan):
+                outcome = replayer.run(linear)
+                if not outcome.same:
+                    schedule = Schedule(
+                        program=self._program.fingerprint, linear=linear, reuse=replayer.reuse, recipe=recipe
+                    )
+                    return Difference(str(schedule), outcome.changes, outcome.failure)
+        return None
+
+    def close(self) -> None:
+        """Give back all memory of the program."""
+        self._replayers.clear()
+
+    def _schedules(self, order: PartialOrder, plan: DelayConfig) -> Iterator[tuple[Linear, str]]:
+        yield Delayed.of(self._program, plan).schedule(order, plan), ""
+        for recipe in self._recipes(order, plan):
+            yield from_recipe(order, recipe), recipe
+
+    def _recipes(self, order: PartialOrder, plan: DelayConfig) -> list[str]:
+        match plan.how:
+            case How.RANDOM:
+                return [f"random.{plan.seed}"]
+            case How.PCT:
+                return [f"pct.{plan.seed}.{plan.depth}"]
+            case How.EVERYWHERE:
+                late = plan.lanes[plan.seed % len(plan.lanes)]
+                return [f"latest.{lane}" for lane in order.lanes if self._roles.get(lane) == late]
+            case How.DIRECTED:
+                return []

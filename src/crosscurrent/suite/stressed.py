@@ -8,7 +8,7 @@ shows in the second batch would be hidden by a wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,20 +21,9 @@ from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.kvcache.replay_log import ReplayLog
 from crosscurrent.races.findings import Finding
 from crosscurrent.races.watch import watch
-from crosscurrent.schedules import (
-    Outcome,
-    Prover,
-    Replayer,
-    Schedule,
-    keep_values,
-    save,
-)
-from crosscurrent.schedules.explore import memory_choices
-from crosscurrent.schedules.order import Linear
-from crosscurrent.schedules.strategies import from_recipe
-from crosscurrent.stress import DelayConfig, Delayed, How, delays
+from crosscurrent.schedules import Prover, keep_values, save
+from crosscurrent.stress import DelayConfig, How, SeededReplays, delays
 from crosscurrent.stress.campaign import Case, Failure, Trial
-from crosscurrent.stress.lanes import roles_in
 from crosscurrent.stress.plans import plan_of
 from crosscurrent.suite.experiment import (
     cache_config,
@@ -220,46 +209,22 @@ class _Replayed:
             findings = seen.findings
             said += [f"{what.op} was not understood: {what.reason}" for what in dict.fromkeys(seen.unknown)]
             del values, model, off_model
-        self._replayers = [Replayer(self.program, reuse) for reuse in memory_choices(self.program)]
-        self._roles = roles_in(self.program.records, self.program.info.lanes)
-        said += [f"program order gives another value of {name}" for name in self._replayers[0].unfaithful()]
+        self._replays = SeededReplays(self.program, case.options.plan)
+        said += [f"program order gives another value of {name}" for name in self._replays.unfaithful]
         self.problems = [self._failure(None, _words(said))] if said else []
         self.problems += [self._raced(finding) for finding in findings]
 
     def run(self, seed: int) -> list[Failure]:
-        """Run the schedules of one seed, with and without reuse of memory; the first that differs."""
-        plan = self._case.options.plan(seed)
-        for replayer in self._replayers:
-            for linear, recipe in self._schedules(replayer, plan):
-                outcome = replayer.run(linear)
-                if not outcome.same:
-                    schedule = Schedule(
-                        program=self.program.fingerprint, linear=linear, reuse=replayer.reuse, recipe=recipe
-                    )
-                    return [self._failure(seed, _changed(outcome), str(schedule))]
-        return []
+        """Run the schedules of one seed."""
+        found = self._replays.run(seed)
+        if found is None:
+            return []
+        changes = [str(found.failure)] if found.failure is not None else list(map(str, found.changes))
+        return [self._failure(seed, _words(changes), found.schedule)]
 
     def close(self) -> None:
         """Replays hold all memory of the program."""
-        self._replayers.clear()
-
-    def _schedules(self, replayer: Replayer, plan: DelayConfig) -> Iterator[tuple[Linear, str]]:
-        order = replayer.order
-        yield Delayed.of(self.program, plan).schedule(order, plan), ""
-        recipe = self._recipe(plan)
-        if recipe is not None:
-            yield from_recipe(order, recipe), recipe
-
-    def _recipe(self, plan: DelayConfig) -> str | None:
-        """The explorer's own schedule of the same kind; it keeps to no lanes and no times."""
-        match plan.how:
-            case How.RANDOM:
-                return f"random.{plan.seed}"
-            case How.PCT:
-                return f"pct.{plan.seed}.{plan.depth}"
-            case _:
-                role = plan.lanes[plan.seed % len(plan.lanes)]
-                return next((f"latest.{lane}" for lane, name in self._roles.items() if name == role), None)
+        self._replays.close()
 
     def _raced(self, finding: Finding) -> Failure:
         witness = Prover(self.program).prove(finding)
@@ -276,9 +241,3 @@ class _Replayed:
             self._saved = folder / f"{name}.ccp"
             save(self.program, self._saved)
         return self._saved
-
-
-def _changed(outcome: Outcome) -> str:
-    if outcome.failure is not None:
-        return str(outcome.failure)
-    return _words([str(change) for change in outcome.changes])

@@ -24,9 +24,9 @@ def parser() -> ArgumentParser:
     options = command_parser(
         "verify",
         "Prove the long-context gradient: its contracts, that it is exact, that moving checkpoints "
-        "asynchronously changes no bit, and that nothing races or makes the host wait. Without a GPU, CUDA is "
-        "simulated. Exit code: 0 only when all held, 1 when something failed, 2 for wrong use, 3 when nothing "
-        "failed but something could not be run.",
+        "asynchronously changes no bit, and that nothing races or makes the host wait. Without a GPU, CUDA "
+        "is simulated. Exit code: 0 only when all held, 1 when something failed, 2 for wrong use, 3 when "
+        "nothing failed but something could not be run.",
         "crosscurrent verify --json verify.json",
     )
     options.add_argument("--all", action="store_true", help="All cache policies and quantizers.")

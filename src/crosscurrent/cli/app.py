@@ -22,6 +22,8 @@ COMMANDS: Final[dict[str, str]] = {
     "replay": "run a recorded program again, in other orders",
     "stress": "delay the lanes of the gradient, before a stream change is merged",
     "train": "train a long-context transformer on text",
+    "bench": "measure the gradient: times, memory, overlap, the roofline, the bits",
+    "overlap": "run a script and say how much of its transfers was hidden",
 }
 """Every command: the name of its module in this package, and what it does."""
 

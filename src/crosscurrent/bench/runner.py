@@ -1,0 +1,287 @@
+"""Measures one configuration, the flag off and on, in this process.
+
+One set of parameters serves both: two models around the same modules, of which only the checkpoints in CPU
+memory are their own. So nothing on the device belongs to the one that is not being measured.
+
+What is measured, in this order:
+
+1. warm: two steps of each flag. The second gives the peak memory: on the device what PyTorch's allocator
+   had given out at most, parameters and gradients included; pinned what its pinned allocator had given out
+   at most beyond what there was before (in simulation, which has none: what the model plans to take).
+2. times: off and on alternately, several steps of each. Forward and backward seconds between CUDA events on
+   the caller's stream, which waits for the transfers before each pass ends; host seconds between the calls
+   and their returns.
+3. right or wrong: one step of each under deterministic algorithms, compared bit for bit. Timings are taken
+   without them: they exchange kernels for slower ones.
+4. overlap: one step of each under the profiler, see `report.overlap` for the definitions.
+5. the roofline: the rates of this machine at the configuration's own shapes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from crosscurrent.bench import rates as measured_rates
+from crosscurrent.bench.comparison import Comparison, Outcome, compare
+from crosscurrent.bench.configurations import Configuration
+from crosscurrent.bench.counts import count
+from crosscurrent.bench.rates import Rates
+from crosscurrent.bench.roofline import Roofline, roofline
+from crosscurrent.gradient.long_context import LongContextGradientModel
+from crosscurrent.model.transformer import Head, Transformer
+from crosscurrent.report.overlap import Overlap
+from crosscurrent.report.profile import overlap
+from crosscurrent.suite.experiment import deterministic
+from crosscurrent.trace.simulate import active, simulate
+
+STAGES = 5
+"""How often ``run`` tells its listener that it goes on to something else."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimes:
+    """Seconds of one step."""
+
+    forward: float
+    backward: float
+    host_forward: float
+    host_backward: float
+
+    @property
+    def step(self) -> float:
+        """Both passes."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peaks:
+    """The most memory of a step, in bytes."""
+
+    device: int
+    pinned: int
+    pinned_is_measured: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlagResult:
+    """What was measured with the flag off, or on."""
+
+    times: tuple[StepTimes, ...]
+    peaks: Peaks
+    overlap: Overlap
+
+    def median(self, what: Callable[[StepTimes], float]) -> float:
+        """The median of a time."""
+        return statistics.median(map(what, self.times))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What was measured of a configuration."""
+
+    configuration: Configuration
+    device: str
+    off: FlagResult
+    on: FlagResult
+    comparison: Comparison
+    rates: Rates
+    roofline: Roofline
+
+    def ratio(self, what: Callable[[StepTimes], float]) -> float:
+        """How many times faster the flag makes a time; medians over medians."""
+        return self.off.median(what) / self.on.median(what)
+
+
+def run(configuration: Configuration, *, on_stage: Callable[[str], None] = lambda _: None) -> Result:
+    """Measure a configuration on this machine's CUDA device, or on a simulated one if it says so."""
+    # cuBLAS reads it once, when it is first used; PyTorch asks for it under deterministic algorithms. On
+    # the GPUs of today it is also the default, so that it changes no timing.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with simulate() if configuration.simulated and active() is None else nullcontext():
+        try:
+            return _run(configuration, on_stage)
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def _run(configuration: Configuration, on_stage: Callable[[str], None]) -> Result:
+    bench = _Bench(configuration)
+    on_stage("warm up")
+    off_peaks, on_peaks = bench.warm(False), bench.warm(True)
+    on_stage("time")
+    off_times, on_times = bench.time(configuration.repeats)
+    on_stage("compare the bits")
+    comparison = bench.compare()
+    on_stage("profile")
+    off_overlap, on_overlap = bench.profile(False), bench.profile(True)
+    bench.free()
+    on_stage("roofline")
+    counts = count(configuration)
+    rates = measured_rates.measure(
+        counts.products,
+        dtype=configuration.dtype,
+        copy_bytes=max(configuration.checkpoint_format().sizes().values()),
+    )
+    return Result(
+        configuration=configuration,
+        device=torch.cuda.get_device_name(),
+        off=FlagResult(times=off_times, peaks=off_peaks, overlap=off_overlap),
+        on=FlagResult(times=on_times, peaks=on_peaks, overlap=on_overlap),
+        comparison=comparison,
+        rates=rates,
+        roofline=roofline(counts, rates),
+    )
+
+
+class _Bench:
+    """The parameters, the batch, and a model for each flag."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+        self._parts = _make_parts(configuration)
+        self._batch = _make_batch(configuration)
+        self._models: dict[bool, LongContextGradientModel] = {}
+
+    def warm(self, flag: bool) -> Peaks:
+        """Make the flag's model, compute two steps, and give the peaks of the second."""
+        c = self._configuration
+        pinned_before = _pinned_bytes("current")
+        gpt_model, head_model = self._parts
+        model = LongContextGradientModel(gpt_model, head_model, cache=c.cache, grad=c.with_flag(flag))
+        self._models[flag] = model
+        self._step(model)
+        torch.cuda.synchronize()
+        self._clear(model)
+        torch.cuda.reset_peak_memory_stats()
+        if pinned_before is not None:
+            torch.cuda.reset_peak_host_memory_stats()
+        self._step(model)
+        torch.cuda.synchronize()
+        pinned = _pinned_bytes("peak")
+        is_measured = pinned is not None and pinned_before is not None
+        if pinned is None or pinned_before is None:
+            budget = model.pinned_budget(batch_size=c.batch_size, sequence_length=c.sequence_length)
+            pinned, pinned_before = budget.pinned, 0
+        return Peaks(
+            device=torch.cuda.max_memory_allocated(),
+            pinned=pinned - pinned_before,
+            pinned_is_measured=is_measured,
+        )
+
+    def time(self, repeats: int) -> tuple[tuple[StepTimes, ...], tuple[StepTimes, ...]]:
+        """Off and on alternately, so that whatever the machine does meanwhile, it does to both."""
+        times: dict[bool, list[StepTimes]] = {False: [], True: []}
+        for _ in range(repeats):
+            for flag in (False, True):
+                times[flag].append(self._timed_step(self._models[flag]))
+        return tuple(times[False]), tuple(times[True])
+
+    def compare(self) -> Comparison:
+        """One step of each flag under deterministic algorithms."""
+        with deterministic():
+            off, on = (self._outcome(self._models[flag]) for flag in (False, True))
+            return compare(off, on)
+
+    def profile(self, flag: bool) -> Overlap:
+        """One step under the profiler."""
+        model = self._models[flag]
+        self._clear(model)
+        torch.cuda.synchronize()
+        with overlap() as profiled:
+            self._step(model)
+        return profiled.result
+
+    def free(self) -> None:
+        """Give the memory back, for what comes next."""
+        self._clear(self._models[False])
+        self._models.clear()
+        del self._parts
+        gc.collect()
+
+    def _step(self, model: LongContextGradientModel) -> Tensor:
+        loss: Tensor = model(*self._batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _timed_step(self, model: LongContextGradientModel) -> StepTimes:
+        self._clear(model)
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call, unused-ignore]
+        torch.cuda.synchronize()
+        moments = [time.perf_counter()]
+        marks[0].record()
+        loss: Tensor = model(*self._batch)
+        marks[1].record()
+        moments.append(time.perf_counter())
+        loss.backward()  # type: ignore[no-untyped-call]
+        marks[2].record()
+        moments.append(time.perf_counter())
+        torch.cuda.synchronize()
+        return StepTimes(
+            forward=marks[0].elapsed_time(marks[1]) / 1000,
+            backward=marks[1].elapsed_time(marks[2]) / 1000,
+            host_forward=moments[1] - moments[0],
+            host_backward=moments[2] - moments[1],
+        )
+
+    def _outcome(self, model: LongContextGradientModel) -> Outcome:
+        self._clear(model)
+        loss = self._step(model)
+        gradients = {
+            name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+        }
+        # The next step makes gradients of its own: these stay.
+        self._clear(model)
+        return Outcome(loss=loss, gradients=gradients)
+
+    def _clear(self, model: LongContextGradientModel) -> None:
+        model.zero_grad(set_to_none=True)
+
+
+def _make_parts(configuration: Configuration) -> tuple[Transformer, Head]:
+    """The model and its head with random parameters, always the same on one kind of device."""
+    # A simulation has no generator of its own for this, and its models are small.
+    maker = "cpu" if configuration.simulated else "cuda"
+    with torch.random.fork_rng(), torch.device(maker):
+        torch.manual_seed(0)
+        parts = Transformer(configuration.model), Head(configuration.model)
+    model, head = (part.to("cuda", configuration.dtype) for part in parts)
+    assert isinstance(model, Transformer)
+    assert isinstance(head, Head)
+    return model, head
+
+
+def _make_batch(configuration: Configuration) -> tuple[Tensor, Tensor]:
+    """Random token ids, and targets for the last of them, in CPU memory."""
+    draw = torch.Generator().manual_seed(1)
+    size = configuration.batch_size, configuration.sequence_length
+    ids = torch.randint(0, configuration.model.vocab_size, size, generator=draw)
+    size = configuration.batch_size, configuration.num_targets
+    targets = torch.randint(0, configuration.model.vocab_size, size, generator=draw)
+    return ids, targets
+
+
+def _pinned_bytes(when: str) -> int | None:
+    """Pinned memory that PyTorch has given out, now or at most; None where it does not say."""
+    if active() is not None:
+        return None
+    stats = torch.cuda.host_memory_stats()
+    # Older versions of PyTorch call what is given out "allocated", newer ones call that what is owned.
+    for name in ("active_bytes", "allocated_bytes"):
+        if f"{name}.{when}" in stats:
+            return int(stats[f"{name}.{when}"])
+    return None
+
+
+def with_repeats(configuration: Configuration, repeats: int | None) -> Configuration:
+    """The configuration with another number of measured steps, if one is given."""
+    return configuration if repeats is None else replace(configuration, repeats=repeats)

@@ -1,0 +1,158 @@
+"""``crosscurrent overlap``: run somebody's program and say how much of its transfers was hidden."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jsonargparse import ArgumentParser, Namespace
+
+from crosscurrent.cli.arguments import command_parser
+from crosscurrent.cli.console import error_output
+from crosscurrent.cli.exits import ExitCode, WrongUseError
+from crosscurrent.cli.files import result_file, write_json
+from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script
+from crosscurrent.cli.script import run as run_script
+
+if TYPE_CHECKING:
+    from crosscurrent.report.overlap import Overlap
+    from crosscurrent.report.profile import OverlapRun
+
+
+def parser() -> ArgumentParser:
+    """The options of the command."""
+    options = command_parser(
+        "overlap",
+        "Run a script, or with -m a module, and report how much of its transfers ran behind kernels, what "
+        "made the host wait, and which makespan its sync edges would allow: under torch.profiler on a GPU; "
+        "with --simulate by a cost model, marked as one. Its own output passes through; the report goes to "
+        "the error output. What comes after the program's name is the program's. Exit code: 0 measured, 2 "
+        "wrong use, 3 the program itself failed.",
+        "crosscurrent overlap --simulate script.py --steps 3",
+        usage="[OPTIONS] (SCRIPT | -m MODULE) [ARGUMENTS]",
+    )
+    options.add_argument(
+        "--simulate", action="store_true", help="Simulate CUDA on this machine's CPU; times are a model's."
+    )
+    options.add_argument(
+        "--devices", type=int, default=1, metavar="N", help="How many simulated CUDA devices."
+    )
+    options.add_argument("--json", metavar="FILE", help="Write the analysis there as JSON.")
+    options.add_argument("--html", metavar="FILE", help="Write the report there as one page.")
+    options.add_argument("-m", "--module", action="store_true", help="The program is the name of a module.")
+    options.add_argument("program", metavar="PROGRAM", help="The script to run.")
+    options.add_argument(
+        "arguments", metavar="...", nargs=argparse.REMAINDER, help="The program's arguments."
+    )
+    return options
+
+
+def run(arguments: Namespace) -> int:
+    """Run the program, report its overlap, and give the exit code."""
+    script = Script(
+        program=arguments.program, arguments=tuple(arguments.arguments), is_module=arguments.module
+    )
+    script.require_runnable()
+    files = _Files(json=result_file(arguments.json), html=result_file(arguments.html))
+    process = os.getpid()
+    with ExitStack() as contexts:
+        measured = _enter(contexts, arguments)
+
+        def conclude(ending: Ending) -> int:
+            measured.__exit__(None, None, None)
+            code = _exit_code(ending)
+            _show(measured.result, arguments, ending, files, code)
+            return code
+
+        ending = run_script(script, on_os_exit=conclude)
+        if os.getpid() != process:  # a child that the program forked; the report is its parent's
+            contexts.pop_all()  # and so is what was entered: the child only ends
+            return ending.status
+        return conclude(ending)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Files:
+    """Where to write what was found."""
+
+    json: Path | None
+    html: Path | None
+
+
+def _enter(contexts: ExitStack, arguments: Namespace) -> OverlapRun:
+    import torch
+
+    import crosscurrent
+
+    if not arguments.simulate and not torch.cuda.is_available():
+        raise WrongUseError(
+            "this machine has no CUDA device to profile; --simulate gives the picture of a cost model"
+        )
+    if arguments.simulate:
+        try:
+            contexts.enter_context(crosscurrent.simulate(devices=arguments.devices))
+        except (ValueError, RuntimeError) as error:
+            raise WrongUseError(f"{error}") from error
+    return crosscurrent.overlap().__enter__()
+
+
+def _exit_code(ending: Ending) -> ExitCode:
+    if ending.status == INTERRUPT_STATUS:
+        return ExitCode.INTERRUPTED
+    return ExitCode.NO_VERDICT if ending.failed else ExitCode.GOOD
+
+
+def _show(overlap: Overlap, arguments: Namespace, ending: Ending, files: _Files, code: ExitCode) -> None:
+    """Write the report everywhere it is wanted."""
+    from crosscurrent.report import html, text
+    from crosscurrent.report.watched import report_of_overlap
+
+    title = " ".join([arguments.program, *arguments.arguments])
+    report = report_of_overlap(overlap, title=title, command=_command(arguments))
+    if files.json is not None:
+        write_json(files.json, _as_json(overlap, arguments, ending, code))
+    if files.html is not None:
+        html.write(report, files.html)
+    sys.stdout.flush()
+    text.show(report, error_output())
+    if ending.failed:
+        what = ending.error or f"exit status {ending.status}"
+        sys.stderr.write(f"\nthe program itself failed ({what}): this is the overlap up to there\n")
+    sys.stderr.flush()
+
+
+def _command(arguments: Namespace) -> str:
+    """The command that gives this report again."""
+    words = ["crosscurrent", "overlap"]
+    if arguments.simulate:
+        words += ["--simulate"] + ([f"--devices={arguments.devices}"] if arguments.devices != 1 else [])
+    words += ["-m"] if arguments.module else []
+    return shlex.join([*words, arguments.program, *arguments.arguments])
+
+
+def _as_json(overlap: Overlap, arguments: Namespace, ending: Ending, code: ExitCode) -> dict[str, object]:
+    """The document of the overlap, and what was run."""
+    import torch
+
+    from crosscurrent import __version__
+
+    return {
+        **overlap.to_json(),
+        "verdict": "measured" if code is ExitCode.GOOD else "no verdict",
+        "crosscurrent": __version__,
+        "torch": torch.__version__,
+        "simulated": arguments.simulate,
+        "program": {
+            "name": arguments.program,
+            "module": arguments.module,
+            "arguments": list(arguments.arguments),
+            "exit_status": ending.status,
+            "error": ending.error,
+        },
+    }

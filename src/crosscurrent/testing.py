@@ -1,0 +1,192 @@
+"""Assertions for a project's own races: as regressions, they can never come back unseen.
+
+    def test_the_prefetcher_is_ordered() -> None:
+        assert_race_free(step)
+
+    def test_and_the_wait_is_why() -> None:
+        with drop_edge("prefetch.py:fill"):
+            assert_races(step, match="read-after-write")
+
+Each takes a function without arguments, which is run under watch (on simulated CUDA where there is no GPU),
+or a watch that was left already. What is asserted holds for every schedule of what the function did.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crosscurrent.errors import CrosscurrentError, WrongUseError
+from crosscurrent.races.findings import Finding
+from crosscurrent.races.watch import Watch, watch
+from crosscurrent.stress.edges import ChangedEdge, drop_edge, weaken_edge
+from crosscurrent.trace.simulate import active, simulate
+
+__all__ = [
+    "ChangedEdge",
+    "NoVerdictError",
+    "assert_bit_identical",
+    "assert_no_host_wait",
+    "assert_race_free",
+    "assert_races",
+    "drop_edge",
+    "weaken_edge",
+]
+
+
+class NoVerdictError(CrosscurrentError, AssertionError):
+    """Nothing bad was found, but not everything could be looked at; the message says what not."""
+
+
+def assert_race_free(step: Callable[[], object] | Watch) -> Watch:
+    """Assert that no schedule of ``step`` can give other values.
+
+    Raises ``RaceError`` with all findings, or ``NoVerdictError`` if some call could not be understood. What
+    ``step`` returns is kept until the watch is left: returned tensors are not freed in it.
+    """
+    seen = _watched(step)
+    seen.raise_for_races()
+    if seen.unknown:
+        calls = Counter(
+            f"{what.op} at {what.site.file}:{what.site.line}: {what.reason}" for what in seen.unknown
+        )
+        raise NoVerdictError(
+            "no race was found, but these calls could not be understood (crosscurrent.access declares what "
+            "they touch):\n" + "\n".join(f"  {call}" for call in calls)
+        )
+    return seen
+
+
+def assert_races(step: Callable[[], object] | Watch, *, match: str | None = None) -> list[Finding]:
+    """Assert that ``step`` has a race whose text contains the regular expression ``match``.
+
+    Gives the findings that do. Raises ``AssertionError`` with those that do not.
+    """
+    findings = _watched(step).findings
+    if not findings:
+        raise AssertionError("no race was found, expected one")
+    found = [finding for finding in findings if match is None or re.search(match, str(finding))]
+    if not found:
+        others = "\n\n".join(map(str, findings))
+        raise AssertionError(f"no race matches {match!r}; these were found:\n\n{others}")
+    return found
+
+
+def assert_no_host_wait(step: Callable[[], object] | Watch, *, allow: Iterable[str] = ()) -> Watch:
+    """Assert that ``step`` never makes the host wait.
+
+    ``allow`` names kinds of waits that are all right, such as ``allocation``; see ``Watch.host_waits``. A
+    query is no wait. Raises ``AssertionError`` with the calls and their places.
+    """
+    seen = _watched(step)
+    fine = {"query", *allow}
+    waits = Counter(wait for wait in seen.host_waits if wait.kind not in fine)
+    if waits:
+        lines = [
+            f"  {wait.kind}{f' in {wait.op}' if wait.op else ''} at {wait.site.file}:{wait.site.line} "
+            f"({wait.site.function})" + (f", {times} times" if times > 1 else "")
+            for wait, times in waits.items()
+        ]
+        raise AssertionError("the host waited, expected it not to:\n" + "\n".join(lines))
+    return seen
+
+
+def assert_bit_identical(off: object, on: object) -> None:
+    """Assert that two results are the same to the last bit, NaN payloads and signs of zeros included.
+
+    Both are tensors, modules (their parameters, gradients and buffers), numbers or strings, or mappings and
+    sequences of such; or functions without arguments that give one, which are run in turn. Raises
+    ``AssertionError`` that names the values that differ, and by how much.
+    """
+    first = dict(_flat("", off() if callable(off) and not _is_value(off) else off))
+    second = dict(_flat("", on() if callable(on) and not _is_value(on) else on))
+    if first.keys() != second.keys():
+        odd = sorted(first.keys() ^ second.keys())
+        raise AssertionError(f"only one side has {', '.join(name or 'a value' for name in odd)}")
+    if not first:
+        raise AssertionError("there is nothing to compare on either side")
+    said = [
+        f"  {name or 'value'}: {difference}"
+        for name, value in first.items()
+        if (difference := _difference(value, second[name])) is not None
+    ]
+    if said:
+        raise AssertionError(f"{len(said)} of {len(first)} values differ:\n" + "\n".join(said))
+
+
+def _watched(step: Callable[[], object] | Watch) -> Watch:
+    """The watch of a run of ``step``."""
+    if isinstance(step, Watch):
+        return step
+    if not callable(step):
+        raise WrongUseError(f"pass a function without arguments, or a watch, not {type(step).__name__}")
+    with ExitStack() as contexts:
+        if active() is None and not torch.cuda.is_available():
+            contexts.enter_context(simulate())
+        seen = contexts.enter_context(watch())
+        kept = step()
+        contexts.close()
+        del kept
+    return seen
+
+
+def _is_value(value: object) -> bool:
+    return isinstance(value, Tensor | torch.nn.Module)
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves of a result, with their names."""
+    if isinstance(value, torch.nn.Module):
+        for key, parameter in value.named_parameters():
+            yield from _flat(_join(name, key), parameter)
+            if parameter.grad is not None:
+                yield from _flat(_join(name, f"{key}.grad"), parameter.grad)
+        for key, buffer in value.named_buffers():
+            yield from _flat(_join(name, key), buffer)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flat(_join(name, str(key)), item)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for index, item in enumerate(value):
+            yield from _flat(_join(name, str(index)), item)
+    else:
+        yield name, value
+
+
+def _join(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
+
+
+def _difference(one: Any, other: Any) -> str | None:
+    """In what two leaves differ; None if in nothing."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        # repr tells -0.0 from 0.0, and finds NaN equal to itself.
+        same = type(one) is type(other) and (
+            one == other if not isinstance(one, float) else repr(one) == repr(other)
+        )
+        return None if same else f"{one!r} and {other!r}"
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"
+    one, other = one.detach().cpu().contiguous(), other.detach().cpu().contiguous()
+    if one.numel() == 0:
+        return None
+    apart = (_bytes(one) != _bytes(other)).any(dim=1)
+    count = int(apart.sum())
+    if not count:
+        return None
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    distance = (one.flatten()[apart].to(wide) - other.flatten()[apart].to(wide)).abs().nan_to_num(nan=0.0)
+    nan = int((one != one).sum()), int((other != other).sum())
+    said = f"{count} of {one.numel()} elements differ, by up to {float(distance.max()):.6g}"
+    return f"{said}; {nan[0]} and {nan[1]} NaN" if any(nan) else said
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The bytes of each element [N, itemsize]."""
+    return tensor.flatten().view(torch.uint8).reshape(tensor.numel(), tensor.element_size())

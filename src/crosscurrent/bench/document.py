@@ -11,8 +11,8 @@ import torch
 import crosscurrent
 from crosscurrent.bench.rates import Rates
 from crosscurrent.bench.roofline import Bound, Roofline
-from crosscurrent.bench.runner import FlagResult, Result, StepTimes
-from crosscurrent.report.overlap import Overlap
+from crosscurrent.bench.runner import FlagResult, Profile, Result, StepTimes
+from crosscurrent.report.source import place_of
 
 FORMAT = "crosscurrent bench"
 VERSION = 1
@@ -33,7 +33,8 @@ NOTES = (
     "under torch.use_deterministic_algorithms(True), in further steps.",
     "Peak device memory includes parameters and gradients. Pinned memory is what PyTorch's allocator gives "
     "out, which rounds each buffer up to a power of two.",
-    "Hidden share and host waits are those of a further step under the profiler, which slows the host down.",
+    "Hidden share and host waits are those of a further step under the profiler, which slows the host down. "
+    "Hidden share: |transfer and kernel| / |transfer|, intervals united and not added.",
 )
 MODEL_NOTE = (
     "Simulated: seconds are those of the simulation's model clock, pinned memory is what the model plans to "
@@ -113,16 +114,28 @@ def _flag(flag: FlagResult, needed: Roofline) -> dict[str, Any]:
         "peak_device_bytes": flag.peaks.device,
         "peak_pinned_bytes": flag.peaks.pinned,
         "pinned_is_measured": flag.peaks.pinned_is_measured,
-        "overlap": _overlap(flag.overlap),
+        "overlap": _overlap(flag.profile),
     }
 
 
-def _overlap(found: Overlap) -> dict[str, Any]:
+def _overlap(profile: Profile) -> dict[str, Any]:
     """The document of the overlap, without its longest lists; see ``report.overlap_json``."""
-    whole = found.to_json()
-    left_out = ("by_site", "copies", "bounds")
+    whole = profile.overlap.to_json()
+    left_out = ("by_site", "copies", "bounds", "blocked_by")
     kept = {name: value for name, value in whole.items() if name not in left_out}
-    return {**kept, "host_waits": sum(part.num for part in found.blocked_by)}
+    return {
+        **kept,
+        "host_waits": sum(part.num for part in profile.overlap.blocked_by),
+        "host_waits_at": [
+            {
+                "call": part.call,
+                "place": "unknown place" if part.site is None else place_of(part.site),
+                "times": part.num,
+                "time": part.time,
+            }
+            for part in profile.waits
+        ],
+    }
 
 
 def _bound(bound: Bound) -> dict[str, Any]:

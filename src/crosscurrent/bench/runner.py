@@ -13,7 +13,8 @@ What is measured, in this order:
    and their returns.
 3. right or wrong: one step of each under deterministic algorithms, compared bit for bit. Timings are taken
    without them: they exchange kernels for slower ones.
-4. overlap: one step of each under the profiler, see `report.overlap` for the definitions.
+4. overlap: one step of each under the profiler, see `report.overlap` for the definitions. Where the host
+   waited, one more says in which lines.
 5. the roofline: the rates of this machine at the configuration's own shapes.
 """
 
@@ -38,7 +39,7 @@ from crosscurrent.bench.rates import Rates
 from crosscurrent.bench.roofline import Roofline, roofline
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.model.transformer import Head, Transformer
-from crosscurrent.report.overlap import Overlap
+from crosscurrent.report.overlap import BlockedPart, Overlap
 from crosscurrent.report.profile import overlap
 from crosscurrent.suite.experiment import deterministic
 from crosscurrent.trace.simulate import active, simulate
@@ -72,12 +73,22 @@ class Peaks:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What the profiler saw of a step."""
+
+    overlap: Overlap
+    """Without call sites: finding them out slows the host, and so tears the kernels apart."""
+    waits: tuple[BlockedPart, ...]
+    """The host waits of another step, with their call sites; none if there was none without."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FlagResult:
     """What was measured with the flag off, or on."""
 
     times: tuple[StepTimes, ...]
     peaks: Peaks
-    overlap: Overlap
+    profile: Profile
 
     def median(self, what: Callable[[StepTimes], float]) -> float:
         """The median of a time."""
@@ -123,7 +134,7 @@ def _run(configuration: Configuration, on_stage: Callable[[str], None]) -> Resul
     on_stage("compare the bits")
     comparison = bench.compare()
     on_stage("profile")
-    off_overlap, on_overlap = bench.profile(False), bench.profile(True)
+    off_profile, on_profile = bench.profile(False), bench.profile(True)
     bench.free()
     on_stage("roofline")
     counts = count(configuration)
@@ -135,8 +146,8 @@ def _run(configuration: Configuration, on_stage: Callable[[str], None]) -> Resul
     return Result(
         configuration=configuration,
         device=torch.cuda.get_device_name(),
-        off=FlagResult(times=off_times, peaks=off_peaks, overlap=off_overlap),
-        on=FlagResult(times=on_times, peaks=on_peaks, overlap=on_overlap),
+        off=FlagResult(times=off_times, peaks=off_peaks, profile=off_profile),
+        on=FlagResult(times=on_times, peaks=on_peaks, profile=on_profile),
         comparison=comparison,
         rates=rates,
         roofline=roofline(counts, rates),
@@ -181,6 +192,7 @@ class _Bench:
     def time(self, repeats: int) -> tuple[tuple[StepTimes, ...], tuple[StepTimes, ...]]:
         """Off and on alternately, so that whatever the machine does meanwhile, it does to both."""
         times: dict[bool, list[StepTimes]] = {False: [], True: []}
+        gc.collect()  # what was left before is not to be collected in the middle of a step
         for _ in range(repeats):
             for flag in (False, True):
                 times[flag].append(self._timed_step(self._models[flag]))
@@ -192,12 +204,18 @@ class _Bench:
             off, on = (self._outcome(self._models[flag]) for flag in (False, True))
             return compare(off, on)
 
-    def profile(self, flag: bool) -> Overlap:
-        """One step under the profiler."""
+    def profile(self, flag: bool) -> Profile:
+        """One step under the profiler; a second one to say where the host waits, if it does."""
+        undisturbed = self._profile(flag, call_sites=False)
+        if not undisturbed.blocked_by:
+            return Profile(overlap=undisturbed, waits=())
+        return Profile(overlap=undisturbed, waits=self._profile(flag, call_sites=True).blocked_by)
+
+    def _profile(self, flag: bool, *, call_sites: bool) -> Overlap:
         model = self._models[flag]
         self._clear(model)
         torch.cuda.synchronize()
-        with overlap() as profiled:
+        with overlap(call_sites=call_sites) as profiled:
             self._step(model)
         return profiled.result
 

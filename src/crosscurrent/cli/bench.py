@@ -171,9 +171,10 @@ def _show(document: dict[str, Any]) -> None:
     for result in document["results"]:
         say(f"{result['name']}: {result['comparison']['said']}; times by {result['clock']}")
         for flag in ("off", "on"):
-            for wait in result[flag]["overlap"]["blocked_by"]:
-                place = f"{wait['file']}:{wait['line']}" if wait["file"] else "unknown place"
-                say(f"{result['name']}, {flag}: {wait['times']} host waits, {wait['call']} at {place}")
+            for wait in result[flag]["overlap"]["host_waits_at"]:
+                say(
+                    f"{result['name']}, {flag}: {wait['times']} host waits, {wait['call']} at {wait['place']}"
+                )
     for name, error in document["errors"].items():
         say(f"{name} could not be measured: {error}")
     for note in document["notes"]:

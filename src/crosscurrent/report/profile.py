@@ -44,8 +44,9 @@ _SYNC_CALLS: Final[tuple[tuple[Any, str], ...]] = (
 class OverlapRun:
     """A run whose overlap is looked at. Made by :func:`overlap`, used once; ``result`` when it is over."""
 
-    def __init__(self, *, rates: Rates | None = None) -> None:
+    def __init__(self, *, rates: Rates | None = None, call_sites: bool = True) -> None:
         self._rates = rates
+        self._call_sites = call_sites
         self._contexts = ExitStack()
         self._finish: Callable[[], Overlap] | None = None
         self._result: Overlap | None = None
@@ -99,7 +100,8 @@ class OverlapRun:
         # The device finishes inside of the profile, but outside of the part of it that counts.
         self._contexts.callback(torch.cuda.synchronize)
         self._contexts.enter_context(record_function(kineto.RUN))
-        self._contexts.enter_context(annotated_call_sites())
+        if self._call_sites:
+            self._contexts.enter_context(annotated_call_sites())
 
         def finish() -> Overlap:
             with tempfile.TemporaryDirectory(prefix="crosscurrent-") as folder:
@@ -110,13 +112,17 @@ class OverlapRun:
         return finish
 
 
-def overlap(*, rates: Rates | None = None) -> OverlapRun:
+def overlap(*, rates: Rates | None = None, call_sites: bool = True) -> OverlapRun:
     """Find out how much of the transfers of ``with overlap() as run:`` was hidden; see ``run.result``.
 
     Needs a CUDA device, or an entered ``crosscurrent.simulate()``; then the result is a model, of a machine
     with the given rates. Raises ``WrongUseError`` when there is neither.
+
+    Finding out which line made each call slows the host down. Where the host is hardly ahead of the device,
+    that makes gaps between kernels, behind which nothing can hide: ``call_sites=False`` leaves it out. A
+    simulation knows the call sites in any case.
     """
-    return OverlapRun(rates=rates)
+    return OverlapRun(rates=rates, call_sites=call_sites)
 
 
 def overlap_of_profile(path: Path) -> Overlap:

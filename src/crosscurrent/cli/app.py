@@ -22,7 +22,7 @@ COMMANDS: Final[dict[str, str]] = {
     "replay": "run a recorded program again, in other orders",
     "stress": "delay the lanes of the gradient, before a stream change is merged",
     "train": "train a long-context transformer on text",
-    "bench": "measure the gradient: times, memory, overlap, the roofline, the bits",
+    "bench": "measure the gradient: times, memory, overlap, roofline, bits",
     "overlap": "run a script and say how much of its transfers was hidden",
 }
 """Every command: the name of its module in this package, and what it does."""
@@ -41,11 +41,9 @@ options:
   --version   show the version
 
 exit codes:
-  0    good: everything held, no race, finished
-  1    something failed, or there is a race
-  2    wrong use: nothing was run
-  3    no verdict: a layer could not be run, or the script itself failed
-  130  interrupted
+  0 good; 1 something failed, or there is a race; 2 wrong use: nothing was run;
+  3 no verdict: not everything could be run, or the script failed itself;
+  130 interrupted
 
 example: crosscurrent check --simulate script.py
 """

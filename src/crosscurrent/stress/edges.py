@@ -13,9 +13,9 @@ C++ classes in builds with CUDA, which cannot be wrapped.)
 What a weakened edge does:
 
 - ``stream=``: an event is recorded on that stream in place of its own; a wait is made by that stream in place
-  of the one that should.
-- ``earlier=n``: an event is recorded too early: who waits for it waits for the n-th recording before it on the
-  same stream, or for nothing if there is none.
+  of the one that should. A function that gives the stream does, too: it is called when the time has come.
+- ``earlier=n``: an event is recorded too early: who waits for it waits for the n-th recording before it on
+  the same stream, or for nothing if there is none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -36,8 +36,7 @@ from crosscurrent.trace.sites import Sites
 CALLS = ("record", "record_event", "wait", "wait_event", "wait_stream", "synchronize")
 """The calls that make an edge, by the name of the method."""
 
-_WAITS = ("wait", "wait_event", "wait_stream")
-_RECORDS = ("record", "record_event")
+StreamOrMaker: TypeAlias = torch.cuda.Stream | Callable[[], torch.cuda.Stream]
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +48,10 @@ class ChangedEdge:
     occurrence: int | None = None
     """Only the call of this number, from 0, of those that ``where`` and ``call`` name."""
 
-    stream: torch.cuda.Stream | None = None
+    when: Callable[[], bool] | None = None
+    """Only while this says so."""
+
+    stream: StreamOrMaker | None = None
     earlier: int | None = None
     calls: int = 0
     """Calls that were named by ``where`` and ``call``."""
@@ -67,6 +69,12 @@ class ChangedEdge:
         if self.earlier is not None and self.earlier < 1:
             raise ValueError(f"earlier counts recordings and must be at least 1, got {self.earlier}")
 
+    def wrong_stream(self) -> torch.cuda.Stream | None:
+        """The stream to use in place of the right one."""
+        if self.stream is None or isinstance(self.stream, torch.cuda.Stream):
+            return self.stream
+        return self.stream()
+
     def takes(self, call: str, site: Site) -> bool:
         """Whether a call is to be changed; counts it."""
         if self.call not in (None, call) or not names(self.where, site):
@@ -74,7 +82,7 @@ class ChangedEdge:
         with self._lock:
             number = self.calls
             self.calls += 1
-            if self.occurrence not in (None, number):
+            if self.occurrence not in (None, number) or not (self.when is None or self.when()):
                 return False
             self.changed += 1
             return True
@@ -92,13 +100,20 @@ def names(where: str, site: Site) -> bool:
 
 
 @contextmanager
-def drop_edge(where: str, *, call: str | None = None, occurrence: int | None = None) -> Iterator[ChangedEdge]:
+def drop_edge(
+    where: str,
+    *,
+    call: str | None = None,
+    occurrence: int | None = None,
+    when: Callable[[], bool] | None = None,
+) -> Iterator[ChangedEdge]:
     """Leave out the sync calls that are made at ``where``: all, or one ``occurrence`` (numbered from 0).
 
     ``call`` tells calls in one place apart: ``record``, ``wait_event``, ``wait_stream``, ``synchronize``, ...
+    With ``when``, a call stays as it is unless that says True at the time.
     Raises ``WrongUseError`` at the end if no such call was made, since then nothing was tried.
     """
-    with _changing(ChangedEdge(where, call, occurrence)) as edge:
+    with _changing(ChangedEdge(where, call=call, occurrence=occurrence, when=when)) as edge:
         yield edge
 
 
@@ -108,10 +123,10 @@ def weaken_edge(
     *,
     call: str | None = None,
     occurrence: int | None = None,
-    stream: torch.cuda.Stream | None = None,
+    stream: StreamOrMaker | None = None,
     earlier: int | None = None,
 ) -> Iterator[ChangedEdge]:
-    """Make a sync call on the wrong ``stream``, or (for recordings) as if it came some recordings ``earlier``.
+    """Make a sync call on the wrong ``stream``, or (for a recording) as if it came some recordings earlier.
 
     As ``drop_edge`` otherwise.
     """
@@ -119,7 +134,9 @@ def weaken_edge(
         raise WrongUseError(
             "weaken_edge takes either stream= or earlier=; to leave the edge out use drop_edge"
         )
-    with _changing(ChangedEdge(where, call, occurrence, stream, earlier)) as edge:
+    with _changing(
+        ChangedEdge(where, call=call, occurrence=occurrence, stream=stream, earlier=earlier)
+    ) as edge:
         yield edge
 
 
@@ -200,8 +217,9 @@ class _Wrapped:
         return event
 
     def _record(self, call: Any, taken: bool, event: Any, stream: Any) -> None:
-        if taken and self._edge.stream is not None:
-            call(event, self._edge.stream)
+        wrong = self._edge.wrong_stream() if taken else None
+        if wrong is not None:
+            call(event, wrong)
         elif not taken or self._edge.earlier is not None:
             call(event, stream)
         if self._edge.earlier is None:
@@ -224,15 +242,14 @@ class _Wrapped:
 
     def _wait(self, call: Any, taken: bool, event: Any, stream: Any) -> None:
         _, event = self._stand_ins.get(id(event), (None, event))
-        if event is None or (taken and self._edge.stream is None):
-            return
-        call(event, self._edge.stream if taken else stream)
+        chosen = self._edge.wrong_stream() if taken else stream
+        if event is not None and chosen is not None:
+            call(event, chosen)
 
     def _stream_wait_stream(self, call: Any, taken: bool, stream: Any, other: Any) -> None:
-        if not taken:
-            call(stream, other)
-        elif self._edge.stream is not None:
-            call(self._edge.stream, other)
+        chosen = self._edge.wrong_stream() if taken else stream
+        if chosen is not None:
+            call(chosen, other)
 
     def _event_synchronize(self, call: Any, taken: bool, event: Any) -> None:
         _, event = self._stand_ins.get(id(event), (None, event))
@@ -240,10 +257,9 @@ class _Wrapped:
             call(event)
 
     def _stream_synchronize(self, call: Any, taken: bool, stream: Any) -> None:
-        if not taken:
-            call(stream)
-        elif self._edge.stream is not None:
-            call(self._edge.stream)
+        chosen = self._edge.wrong_stream() if taken else stream
+        if chosen is not None:
+            call(chosen)
 
     def _device_synchronize(self, call: Any, taken: bool, device: Any = None) -> None:
         if not taken:

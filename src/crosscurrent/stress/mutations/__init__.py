@@ -5,8 +5,8 @@ detector judges the trace that would have come of it. A mutant is *killed* when 
 survives says that the edge does nothing, or that the judge is blind: both are worth knowing.
 
 What leads to what: ``kinds`` finds the edges of a trace and changes its records; ``thinned`` leaves out what
-cannot matter and ``judge`` feeds what mutants share only once, so that thousands are judged in seconds; ``score`` says what became of them.
-``crosscurrent.stress.edges`` does the same to a running program.
+cannot matter, and ``judge`` feeds only once what mutants share, so that thousands are judged in seconds;
+``score`` says what became of them. ``crosscurrent.stress.edges`` does the same to a running program.
 """
 
 from crosscurrent.stress.mutations.judge import first_races

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from crosscurrent.trace.records import Op, Record, RecordEvent, Site, TraceInfo, WaitEvent
@@ -145,22 +145,23 @@ class _Finder:
         self, record: RecordEvent, past: Sequence[tuple[int, int]], num_ops: int
     ) -> Iterator[Mutation]:
         site, occurrence = self._number(record)
-        common = {
-            "index": record.index,
-            "site": site,
-            "occurrence": occurrence,
-            "place": self._place(record.index),
-        }
-        yield Mutation(kind=Kind.RECORD_DROPPED, **common)
+        drop = Mutation(
+            kind=Kind.RECORD_DROPPED,
+            index=record.index,
+            site=site,
+            occurrence=occurrence,
+            place=self._place(record.index),
+        )
+        yield drop
         for lane in self._lanes:
             if lane != record.lane:
-                yield Mutation(kind=Kind.RECORDED_ELSEWHERE, lane=lane, **common)
+                yield replace(drop, kind=Kind.RECORDED_ELSEWHERE, lane=lane)
         back, previous = len(past) + 1, None
         for steps, (index, ops) in enumerate(reversed(past), start=1):
             if ops < num_ops:
                 back, previous = steps, index
                 break
-        yield Mutation(kind=Kind.EARLY, earlier=back, previous=previous, **common)
+        yield replace(drop, kind=Kind.EARLY, earlier=back, previous=previous)
 
     def _number(self, record: RecordEvent | WaitEvent) -> tuple[Site, int]:
         """The call site, and which call of its kind this is there."""

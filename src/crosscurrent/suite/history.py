@@ -1,0 +1,220 @@
+"""The history layer: the races of the past, brought back one by one, do not get past the verifier.
+
+And the code as it is, put to the same three tests, passes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crosscurrent.gradient.long_context import LongContextGradientModel
+from crosscurrent.races.findings import Finding
+from crosscurrent.schedules import Prover, RandomWalk, explore
+from crosscurrent.schedules.strategies import LatestAndEarliest
+from crosscurrent.schedules.values import What
+from crosscurrent.stress.delays import delays
+from crosscurrent.stress.history import PAST_RACES, PastRace, Shown
+from crosscurrent.stress.lanes import roles_in
+from crosscurrent.stress.plans import DelayConfig, How, Target
+from crosscurrent.suite.experiment import deterministic, make_batches
+from crosscurrent.suite.layer import Outcome
+from crosscurrent.suite.recorded import (
+    Batches,
+    Part,
+    Recording,
+    make_model,
+    on_host,
+    record,
+    replaced,
+    steps,
+)
+from crosscurrent.suite.scenario import Scenario
+from crosscurrent.suite.variants import VARIANTS
+from crosscurrent.trace.simulate import active
+
+NUM_TOKENS = 46
+"""Tokens of each batch: four columns, so that each double buffer goes round."""
+
+_FORWARD = frozenset({Part.FORWARD})
+_BACKWARD = frozenset(Part) - {Part.UPLOAD, Part.FORWARD}
+
+WHERE: Mapping[str, tuple[frozenset[Part], frozenset[Part]]] = {
+    "layer-input-sent-early": (_FORWARD, _FORWARD),
+    "embedding-sent-early": (_FORWARD, _FORWARD),
+    "checkpoint-read-while-written": (_FORWARD, _BACKWARD),
+    "row-start-without-main": (_BACKWARD, _BACKWARD),
+    "slot-refilled-early": (frozenset({Part.LOOP}), frozenset({Part.LOOP})),
+    "head-gradient-sent-early": (frozenset({Part.LOOP}), frozenset({Part.LOOP})),
+    "source-freed-while-copied": (_FORWARD, _FORWARD),
+    "scratch-shared": (_BACKWARD, _BACKWARD),
+    "head-gradient-overwritten": (_BACKWARD, _BACKWARD),
+    "last-write-not-awaited": (_BACKWARD, _BACKWARD),
+    "second-batch-only": (frozenset({Part.UPLOAD}), frozenset({Part.UPLOAD})),
+}
+"""By race: the parts of a step that its two accesses are from."""
+
+NEEDS_SCRATCH = "scratch-shared"
+NEEDS_TWO_BATCHES = "second-batch-only"
+
+DELAY_US = 200_000.0
+"""Longer than the host takes to issue a cell on the slowest of machines."""
+DELAY_OF_A_BATCH_US = 1_500_000.0
+"""Longer than it takes to issue a batch."""
+
+
+@dataclass(frozen=True)
+class History:
+    """Each race of the past, detected and witnessed; on a real GPU shown by a delay, too."""
+
+    name: str = "history"
+    claim: str = (
+        "each race of the past, brought back, is named by the detector and gives other gradients in some "
+        "schedule; the code as it is passes the same tests"
+    )
+    needs_cuda: bool = True
+
+    def check(self, scenario: Scenario) -> Outcome:
+        """Show all of them."""
+        return judge(list(history(scenario)))
+
+
+def judge(shown: Sequence[Shown]) -> Outcome:
+    """Held if every race showed, and none in the code as it is."""
+    wrong = [each for each in shown if not each.as_expected]
+    if wrong:
+        return Outcome.failed("; ".join(_complaint(each) for each in wrong))
+    races = sum(each.race is not None for each in shown)
+    ways = "named, witnessed and shown by a delay" if shown[0].delayed is not None else "named and witnessed"
+    return Outcome.held(f"{races} races of the past {ways}; none in the code as it is")
+
+
+def history(scenario: Scenario, races: Sequence[PastRace] = PAST_RACES) -> Iterator[Shown]:
+    """What becomes of each race, and at last of the code as it is. ``torch.cuda`` has to work."""
+    targets: dict[Target, float] = {}
+    for race in races:
+        recording, finding = detected(race, scenario)
+        witness = ""
+        delayed = None if active() is not None else ""
+        if finding is not None:
+            witness = witnessed(recording, finding)
+            if delayed is not None:
+                target = Target.of(finding)
+                targets[target] = max(_delay(race), targets.get(target, 0.0))
+                delayed = under_delay(race, scenario, target)
+        yield Shown(
+            race=race,
+            finding="" if finding is None else str(finding),
+            witness=witness,
+            delayed=delayed,
+        )
+    yield _unchanged(scenario, targets)
+
+
+def detected(race: PastRace, scenario: Scenario) -> tuple[Recording, Finding | None]:
+    """A run with the race, and the finding that names it."""
+    with VARIANTS[race.name]():
+        recording = record(_model(race, scenario), _batches(race), keep=True)
+    roles = roles_in(recording.seen.records, recording.seen.lanes)
+    finding = race.pair_in(recording.seen.findings, roles)
+    if finding is not None:
+        first, second = WHERE[race.name]
+        if recording.parts.of(finding.first.index) not in first:
+            finding = None
+        elif recording.parts.of(finding.second.index) not in second:
+            finding = None
+    return recording, finding
+
+
+def witnessed(recording: Recording, finding: Finding) -> str:
+    """What the schedule that reverses a finding changes: only losses and gradients count."""
+    assert recording.program is not None
+    witness = Prover(recording.program).prove(finding)
+    if witness.failure is not None:
+        return str(witness)
+    named = [str(change) for change in witness.changes if change.what is What.VALUE]
+    return "\n".join(named)
+
+
+def under_delay(race: PastRace | None, scenario: Scenario, target: Target, delay_us: float = 0.0) -> str:
+    """On a real GPU: what differs from the flag off when an op is delayed; empty if nothing does.
+
+    ``race`` None: the code as it is.
+    """
+    batches = make_batches() if race is None else _batches(race)
+    with deterministic():
+        off = on_host(steps(_model(race, scenario, flag=False), batches))
+        model = _model(race, scenario)
+        torch.cuda.synchronize()
+        variant = VARIANTS[race.name] if race is not None else replaced
+        with (
+            variant(),
+            delays(
+                DelayConfig(how=How.DIRECTED, target=target, delay_us=delay_us or _delay(race))
+            ) as delayed,
+        ):
+            on = steps(model, batches)
+        on = on_host(on)
+    if not delayed.num_delayed and race is not None:
+        return ""
+    return first_difference(off, on)
+
+
+def first_difference(off: Mapping[str, Tensor], on: Mapping[str, Tensor]) -> str:
+    """The first value that differs, in its own name; empty if none does."""
+    for name, expected in off.items():
+        if not torch.equal(on[name], expected):
+            apart = on[name] != expected
+            return f"{name}: {int(apart.sum())} of {apart.numel()} values differ"
+    return ""
+
+
+def _unchanged(scenario: Scenario, targets: Mapping[Target, float]) -> Shown:
+    recording = record(make_model(scenario), _two_batches(), keep=True)
+    assert recording.program is not None
+    findings = "\n".join(map(str, recording.seen.findings))
+    found = explore(recording.program, [LatestAndEarliest(), RandomWalk(count=2)])
+    delayed = None if active() is not None else ""
+    for target, delay_us in targets.items():
+        delayed = delayed or under_delay(None, scenario, target, delay_us)
+    return Shown(
+        race=None,
+        finding=findings,
+        witness="\n".join(map(str, found.differences)),
+        delayed=delayed,
+    )
+
+
+def _model(race: PastRace | None, scenario: Scenario, *, flag: bool = True) -> LongContextGradientModel:
+    # Of the quantizers, that of 4 bits uses its scratch both ways.
+    quantizer = "torch-quantized4" if race is not None and race.name == NEEDS_SCRATCH else None
+    return make_model(scenario, flag=flag, quantizer=quantizer)
+
+
+def _two_batches() -> Batches:
+    (ids, targets), (later_ids, later_targets) = make_batches()
+    return [
+        (ids[:, :NUM_TOKENS], targets[:, : NUM_TOKENS - 3]),
+        (later_ids[:, :NUM_TOKENS], later_targets[:, : NUM_TOKENS - 3]),
+    ]
+
+
+def _batches(race: PastRace) -> Batches:
+    batches = _two_batches()
+    return batches if race.name == NEEDS_TWO_BATCHES else batches[:1]
+
+
+def _delay(race: PastRace | None) -> float:
+    return DELAY_OF_A_BATCH_US if race is not None and race.name == NEEDS_TWO_BATCHES else DELAY_US
+
+
+def _complaint(shown: Shown) -> str:
+    if shown.race is None:
+        said = next(text for text in (shown.finding, shown.witness, shown.delayed) if text)
+        return f"the code as it is: {said}"
+    ways = {"not detected": shown.finding, "not witnessed": shown.witness, "not delayed": shown.delayed}
+    missing = [what for what, text in ways.items() if text == ""]
+    return f"{shown.race.number} {shown.race.name}: {', '.join(missing)}"

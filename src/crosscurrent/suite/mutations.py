@@ -1,0 +1,176 @@
+"""The mutations layer: whatever sync edge or buffer of the gradient is weakened, something notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from crosscurrent.gradient.long_context import LongContextGradientModel
+from crosscurrent.races.causes import Cause
+from crosscurrent.races.detector import Detector
+from crosscurrent.races.findings import findings_of
+from crosscurrent.stress.edges import ChangedEdge, drop_edge, weaken_edge
+from crosscurrent.stress.lanes import DEVICE_TO_HOST, HOST_TO_DEVICE, MAIN, roles_in
+from crosscurrent.stress.mutations import (
+    Kind,
+    Mutant,
+    Mutation,
+    Score,
+    first_races,
+    mutated,
+    mutations_of,
+    thinned,
+)
+from crosscurrent.suite.experiment import make_batches
+from crosscurrent.suite.layer import Outcome
+from crosscurrent.suite.recorded import Batches, Recording, make_model, record
+from crosscurrent.suite.scenario import Scenario
+from crosscurrent.suite.structure import structural_mutants
+from crosscurrent.trace.records import Site
+
+PROGRAMS = 6
+"""Mutants of an ordinary run that are tried on the running program, too."""
+
+
+@dataclass(frozen=True)
+class Mutations:
+    """Each end of each sync edge of two batches, dropped and weakened, one occurrence at a time: judged by
+    the detector on the trace that comes of it, and for some by really running the program so. Each double
+    buffer with one slot, each pinned buffer shared with another."""
+
+    name: str = "mutations"
+    claim: str = (
+        "every sync edge of the gradient that is dropped or weakened, every double buffer of one slot and "
+        "every pinned buffer that is reused early is noticed"
+    )
+    needs_cuda: bool = True
+
+    def check(self, scenario: Scenario) -> Outcome:
+        """Kill them all."""
+        recording = recorded(scenario)
+        score = Score(mutants=(*edge_mutants(recording), *structural_mutants(scenario)))
+        if score.survivors:
+            reasons = "; ".join(f"{each.what}: {each.reason}" for each in score.survivors[:3])
+            return Outcome.failed(f"{score}; survivors: {reasons}")
+        if wrong := disagreement_with_advice(recording):
+            return Outcome.failed(wrong)
+        chosen = sample(edges_of(recording), PROGRAMS)
+        for mutation in chosen:
+            if wrong := disagreement_with_program(recording, scenario, mutation):
+                return Outcome.failed(wrong)
+        return Outcome.held(f"{score}; {len(chosen)} of them run as programs, with the same findings")
+
+
+def recorded(scenario: Scenario, batches: Batches | None = None) -> Recording:
+    """The trace whose edges are mutated."""
+    return record(make_model(scenario), make_batches() if batches is None else batches)
+
+
+def edges_of(recording: Recording) -> list[Mutation]:
+    """Every mutation of every sync edge that the gradient makes."""
+    return mutations_of(
+        recording.seen.records,
+        recording.seen.info,
+        owns=_is_ours,
+        place=lambda index: recording.parts.of(index).value,
+    )
+
+
+def edge_mutants(recording: Recording) -> Iterator[Mutant]:
+    """Every mutation of a sync edge, judged by the detector."""
+    records = thinned(recording.seen.records)
+    for mutation, cause in first_races(records, edges_of(recording)):
+        yield Mutant(
+            kind=mutation.kind.value,
+            place=mutation.place,
+            what=str(mutation),
+            killed_by="" if cause is None else f"the detector: {_words(cause, recording)}",
+            reason="" if cause is not None else _reason(mutation),
+        )
+
+
+def disagreement_with_advice(recording: Recording) -> str:
+    """Where dropping a wait makes no race though the advice calls it needed, or the other way round."""
+    needed = {index for advice in recording.seen.advice for index in advice.needed_at}
+    drops = [mutation for mutation in edges_of(recording) if mutation.kind is Kind.WAIT_DROPPED]
+    for mutation, cause in first_races(thinned(recording.seen.records), drops):
+        if (cause is not None) != (mutation.index in needed):
+            says = "needed" if mutation.index in needed else "not needed"
+            return f"{mutation}: the advice says {says}, the detector does not"
+    return ""
+
+
+def disagreement_with_program(recording: Recording, scenario: Scenario, mutation: Mutation) -> str:
+    """Whether a mutated program has other findings than the mutated trace; what, if so."""
+    detector = Detector()
+    for each in mutated(recording.seen.records, mutation):
+        detector.feed(each)
+    expected = {finding.id for finding in detector.findings(recording.seen.info)}
+    model = make_model(scenario)
+    batches = make_batches()
+    with _changed_program(model, recording, mutation):
+        found = {finding.id for finding in record(model, batches).seen.findings}
+    if found == expected:
+        return ""
+    return f"{mutation}: the program has the findings {sorted(found)}, the trace {sorted(expected)}"
+
+
+def sample(mutations: Sequence[Mutation], count: int) -> list[Mutation]:
+    """Some mutations, one of each kind at each call site and in each part before a second of any.
+
+    The same every time. Of those that use a wrong stream only such as come when that stream exists.
+    """
+    waits = [mutation for mutation in mutations if mutation.occurrence > 0]
+    groups: dict[tuple[object, ...], list[Mutation]] = {}
+    for mutation in waits:
+        groups.setdefault((mutation.kind, mutation.site.line, mutation.place), []).append(mutation)
+    firsts = [group[len(group) // 2] for group in groups.values()]
+    if count <= len(firsts):
+        return [firsts[i * len(firsts) // count] for i in range(count)]
+    rest = [mutation for mutation in waits if mutation not in firsts]
+    return [*firsts, *rest[: count - len(firsts)]]
+
+
+def _changed_program(
+    model: LongContextGradientModel, recording: Recording, mutation: Mutation
+) -> AbstractContextManager[ChangedEdge]:
+    """What makes the running program the mutant."""
+    waits = mutation.kind in (Kind.WAIT_DROPPED, Kind.WAITED_ELSEWHERE)
+    where = f"{mutation.site.file}:{mutation.site.line}"
+    call = "wait_event" if waits else "record"
+    match mutation.kind:
+        case Kind.WAIT_DROPPED | Kind.RECORD_DROPPED:
+            return drop_edge(where, call=call, occurrence=mutation.occurrence)
+        case Kind.EARLY:
+            return weaken_edge(where, call=call, occurrence=mutation.occurrence, earlier=mutation.earlier)
+        case _:
+            assert mutation.lane is not None
+            role = roles_in(recording.seen.records, recording.seen.lanes)[mutation.lane]
+            return weaken_edge(
+                where, call=call, occurrence=mutation.occurrence, stream=lambda: _stream(model, role)
+            )
+
+
+def _stream(model: LongContextGradientModel, role: str) -> torch.cuda.Stream:
+    lanes = model._lanes
+    assert lanes is not None, "a wait or a recording is made by lanes"
+    by_role = {MAIN: lanes.main, HOST_TO_DEVICE: lanes.host_to_device, DEVICE_TO_HOST: lanes.device_to_host}
+    return by_role[role].stream
+
+
+def _is_ours(site: Site) -> bool:
+    return "/crosscurrent/gradient/" in site.file.replace("\\", "/")
+
+
+def _words(cause: Cause, recording: Recording) -> str:
+    (finding,) = findings_of([cause], recording.seen.info)
+    return f"{finding.kind.value} [{finding.id}]: {finding.first}; {finding.second}"
+
+
+def _reason(mutation: Mutation) -> str:
+    if mutation.kind in (Kind.WAIT_DROPPED, Kind.RECORD_DROPPED):
+        return "redundant: nothing in the trace needs it, so that the gradient should drop it"
+    return "the weakened edge still orders all that it is there for"

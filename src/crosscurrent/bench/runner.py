@@ -21,6 +21,7 @@ What is measured, in this order:
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import statistics
 import time
@@ -43,6 +44,8 @@ from crosscurrent.report.overlap import BlockedPart, Overlap
 from crosscurrent.report.profile import overlap
 from crosscurrent.suite.experiment import deterministic
 from crosscurrent.trace.simulate import active, simulate
+
+logger = logging.getLogger(__name__)
 
 STAGES = 5
 """How often ``run`` tells its listener that it goes on to something else."""
@@ -117,9 +120,14 @@ def run(configuration: Configuration, *, on_stage: Callable[[str], None] = lambd
     # cuBLAS reads it once, when it is first used; PyTorch asks for it under deterministic algorithms. On
     # the GPUs of today it is also the default, so that it changes no timing.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+    def tell(stage: str) -> None:
+        logger.info("%s: %s", configuration.name, stage)
+        on_stage(stage)
+
     with simulate() if configuration.simulated and active() is None else nullcontext():
         try:
-            return _run(configuration, on_stage)
+            return _run(configuration, tell)
         finally:
             gc.collect()
             torch.cuda.empty_cache()

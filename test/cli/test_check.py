@@ -162,6 +162,25 @@ def test_a_forked_child_ends_as_it_would_and_the_verdict_is_its_parents(leave: s
     assert _json()["verdict"] == "no race"
 
 
+def test_another_program_cannot_take_the_place_of_the_checked_one(capsys: pytest.CaptureFixture[str]) -> None:
+    source = RACY + "import os, sys\nos.execvp(sys.executable, [sys.executable, '-c', ''])\n"
+    assert _check(source) == 3
+    assert "check the new one instead" in capsys.readouterr().err
+    assert len(_json()["findings"]) == 1
+
+
+def test_a_forked_child_may_become_another_program() -> None:
+    source = (
+        FIXED + "import os, sys\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os.execv(sys.executable, [sys.executable, '-c', 'print(5)'])\n"
+        "os.waitpid(child, 0)\n"
+    )
+    finished = _run(source)
+    assert (finished.returncode, finished.stdout) == (0, "5\n"), finished.stderr
+
+
 def test_races_of_a_thread_that_outlives_the_script_are_seen() -> None:
     body = "\n".join(f"    {line}" for line in RACY.splitlines()[1:])
     source = f"import threading, torch\ndef work():\n{body}\nthreading.Thread(target=work).start()\n"

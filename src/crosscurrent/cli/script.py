@@ -7,6 +7,7 @@ as it would have ended, and says nothing.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import runpy
@@ -80,7 +81,7 @@ def run(script: Script, *, on_os_exit: Callable[[Ending], int]) -> Ending:
     the process, which then ends at once.
     """
     import_path = "" if script.is_module else str(Path(script.program).resolve().parent)
-    with _import_path(import_path), _arguments(script), _os_exit_seen(on_os_exit):
+    with _import_path(import_path), _arguments(script), _endings_seen(on_os_exit):
         before = set(threading.enumerate())
         ending = _run(script)
         for thread in set(threading.enumerate()) - before:
@@ -149,9 +150,10 @@ def _arguments(script: Script) -> Iterator[None]:
 
 
 @contextmanager
-def _os_exit_seen(on_os_exit: Callable[[Ending], int]) -> Iterator[None]:
-    """Call back before the process disappears. In a forked child, ``os._exit`` is what it was."""
-    really_exit = os._exit
+def _endings_seen(on_os_exit: Callable[[Ending], int]) -> Iterator[None]:
+    """Call back before ``os._exit`` ends the process, and refuse to let another program take its place,
+    whose exit status would pass for a verdict. In a forked child all of them are what they were."""
+    really_exit, execv, execve = os._exit, os.execv, os.execve
     process = os.getpid()
 
     def exit_after_callback(status: int) -> NoReturn:
@@ -159,8 +161,21 @@ def _os_exit_seen(on_os_exit: Callable[[Ending], int]) -> Iterator[None]:
             status = on_os_exit(Ending(status=status))
         really_exit(status)
 
+    def refusing(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        def execute_in_child(path: str, *rest: object) -> NoReturn:
+            if os.getpid() == process:
+                raise OSError(
+                    errno.ENOTSUP,
+                    "os.exec would replace the checked program; check the new one instead",
+                    path,
+                )
+            execute(path, *rest)
+
+        return execute_in_child
+
     os._exit = exit_after_callback
+    os.execv, os.execve = refusing(execv), refusing(execve)
     try:
         yield
     finally:
-        os._exit = really_exit
+        os._exit, os.execv, os.execve = really_exit, execv, execve

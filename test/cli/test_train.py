@@ -117,7 +117,7 @@ def test_an_interrupted_and_resumed_run_goes_on_to_the_bit(
     with _start("--steps", "100000", "--checkpoint.file", "run") as process:
         _wait_for_step(process, 3)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 128 + number
     found = re.search(r"interrupted after step (\d+); the same command with --resume goes on", errors)
     assert found is not None, errors
@@ -135,7 +135,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint() -> None:
     with _start("--steps", "100000", *options) as process:
         _wait_for_step(process, 3)
         process.kill()
-        process.communicate(timeout=120)
+        process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL
     done = load(Path("run")).step
     assert done >= 2  # the third step is shown before it is saved
@@ -149,7 +149,7 @@ def test_interrupting_without_a_checkpoint_says_how_to_have_one() -> None:
     with _start("--steps", "100000") as process:
         _wait_for_step(process, 1)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "--checkpoint.file FILE makes a run resumable" in errors
     assert os.listdir() == []

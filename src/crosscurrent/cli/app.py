@@ -36,7 +36,6 @@ and the host, in PyTorch code.
 commands:
 {commands}
 
-options:
   -h, --help  show this help; after a command, that command's
   --version   show the version
 

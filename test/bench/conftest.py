@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,10 +45,10 @@ def small(request: pytest.FixtureRequest) -> Configuration:
 
 
 @pytest.fixture(scope="session")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The document of ``crosscurrent bench cpu-small``."""
     if torch.cuda.is_available():
         pytest.skip("cpu-small is measured in simulation, which this machine's CUDA device refuses")
     file = tmp_path_factory.mktemp("bench") / "bench.json"
     assert main(["bench", "cpu-small", "--json", str(file)]) == 0
-    yield json.loads(Path(file).read_text(encoding="utf-8"))
+    return json.loads(Path(file).read_text(encoding="utf-8"))

@@ -49,9 +49,7 @@ class _SlowCount(TorchDispatchMode):
             query, key = args[1:3] if name.endswith("backward") else args[:2]
             batch_size, heads, queries, size = query.shape
             slots = key.shape[2]
-            pairs = sum(
-                1 for q in range(queries) for slot in range(slots) if slot <= slots - queries + q
-            )
+            pairs = sum(1 for q in range(queries) for slot in range(slots) if slot <= slots - queries + q)
             self.attention += factor * size * heads * batch_size * pairs
         return func(*args, **(kwargs or {}))
 

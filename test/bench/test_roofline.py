@@ -40,7 +40,9 @@ def _walk(to_device: float, to_host: float, step: float) -> float:
 def test_bytes_go_both_ways_at_once_and_then_the_rest(to_device: int, to_host: int) -> None:
     step = 1e-3
     # Each of the three changes of rate is seen at most one step late.
-    assert byte_seconds(to_device, to_host, RATES) == pytest.approx(_walk(to_device, to_host, step), abs=3 * step)
+    assert byte_seconds(to_device, to_host, RATES) == pytest.approx(
+        _walk(to_device, to_host, step), abs=3 * step
+    )
 
 
 def test_both_done_at_the_same_time() -> None:

@@ -167,7 +167,7 @@ class _Bench:
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
-        self._parts = _make_parts(configuration)
+        self._parts = make_parts(configuration, device="cuda")
         self._batch = _make_batch(configuration)
         self._models: dict[bool, LongContextGradientModel] = {}
 
@@ -273,14 +273,14 @@ class _Bench:
         model.zero_grad(set_to_none=True)
 
 
-def _make_parts(configuration: Configuration) -> tuple[Transformer, Head]:
+def make_parts(configuration: Configuration, *, device: str) -> tuple[Transformer, Head]:
     """The model and its head with random parameters, always the same on one kind of device."""
-    # A simulation has no generator of its own for this, and its models are small.
-    maker = "cpu" if configuration.simulated else "cuda"
+    # On a GPU they are drawn there: half a billion numbers take seconds on a CPU.
+    maker = "cpu" if configuration.simulated else device
     with torch.random.fork_rng(), torch.device(maker):
         torch.manual_seed(0)
         parts = Transformer(configuration.model), Head(configuration.model)
-    model, head = (part.to("cuda", configuration.dtype) for part in parts)
+    model, head = (part.to(device, configuration.dtype) for part in parts)
     assert isinstance(model, Transformer)
     assert isinstance(head, Head)
     return model, head

@@ -136,12 +136,6 @@ def test_a_wrong_gradient_is_exit_code_1(
 
 
 @simulated_only
-def test_the_same_change_of_nothing_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    _plant(monkeypatch, factor=1.0)
-    assert main(["bench", "cpu-small", "--repeats", "1"]) == 0
-
-
-@simulated_only
 def test_what_cannot_be_measured_is_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

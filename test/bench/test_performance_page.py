@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encodin
 
 def _documented(title: str) -> set[str]:
     """The fields named in the first column of the table below a title."""
-    rows = PAGE.split(f"\n{title}\n", 1)[1].split("\n\n| field", 1)[1].split("\n\n", 1)[0]
+    rows = PAGE.split(f"\n{title}\n", 1)[1].split("| field | ", 1)[1].split("\n\n", 1)[0]
     first = re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE)
     return {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
 

@@ -29,6 +29,22 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def _can_simulate() -> bool:
+    import torch
+
+    return not torch.backends.cuda.is_built()
+
+
+def _has_no_cuda() -> bool:
+    return not _has_cuda()
+
+
+def _has_two_devices() -> bool:
+    import torch
+
+    return not torch.cuda.is_available() or torch.cuda.device_count() > 1
+
+
 def _has_chromium() -> bool:
     return any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome")))
 
@@ -38,6 +54,21 @@ NEEDS = {
         _has_cuda,
         "needs a real CUDA device",
         "GPU tests left out: this machine has no CUDA device (`tox -e gpu` runs them)",
+    ),
+    "simulation": Need(
+        _can_simulate,
+        "simulates CUDA, which a build of PyTorch with CUDA refuses",
+        "simulation tests left out: this PyTorch is built with CUDA (a CPU build of it runs them)",
+    ),
+    "no_gpu": Need(
+        _has_no_cuda,
+        "is about a machine without a CUDA device",
+        "tests left out that are about a machine without a CUDA device: this one has one",
+    ),
+    "two_gpus": Need(
+        _has_two_devices,
+        "needs two CUDA devices",
+        "tests left out that need two CUDA devices: this machine has one (simulated ones do as well)",
     ),
     "chromium": Need(
         _has_chromium,

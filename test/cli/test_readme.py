@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from crosscurrent.cli import main
 
@@ -25,7 +24,7 @@ def _commands() -> list[str]:
     return [block.strip() for block in re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)]
 
 
-simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+simulated_only = pytest.mark.simulation
 
 
 @simulated_only

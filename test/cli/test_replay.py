@@ -11,7 +11,7 @@ import crosscurrent
 from crosscurrent.cli import main
 from crosscurrent.schedules import Program, keep_values, prove, save
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+pytestmark = pytest.mark.simulation
 
 
 def record(*, fixed: bool) -> tuple[Program, str]:

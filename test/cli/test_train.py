@@ -29,7 +29,7 @@ SMALL = (
 )
 """A run whose steps take milliseconds, over sequences of three caches."""
 
-simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+simulated_only = pytest.mark.simulation
 
 
 @pytest.fixture(autouse=True)

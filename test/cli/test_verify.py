@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from crosscurrent.cli import main
 from crosscurrent.suite import exactness
-
-simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +54,7 @@ def test_one_failure_is_exit_code_1(
     assert _json()["verdict"] == "failed"
 
 
-@simulated_only
+@pytest.mark.no_gpu
 def test_without_cuda_it_says_what_it_could_not_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--no_simulate", "--json", "out.json"]) == 3
     output = capsys.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from crosscurrent.gradient.args import GradientArgs
 
@@ -30,7 +29,7 @@ def test_async_transfer_without_pinned_memory_is_refused(
     assert all(name in str(caught.value) for name in named)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+@pytest.mark.no_gpu
 def test_async_transfer_without_a_cuda_device_is_refused() -> None:
     with pytest.raises(ValueError, match=r"grad\.async_cpu_transfer needs a CUDA device"):
         GradientArgs(async_cpu_transfer=True, layercp_pin_memory=True, cachecp_pin_memory=True)

@@ -14,6 +14,8 @@ from crosscurrent.model.attention import attend, summed_weights
 from crosscurrent.model.config import ModelConfig
 from crosscurrent.model.transformer import Head, Transformer
 
+pytestmark = pytest.mark.simulation
+
 CHUNKS = [(0, 6), (6, 9), (9, 10)]
 
 

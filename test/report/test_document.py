@@ -51,6 +51,7 @@ def side_stream_copy(*, wait: bool) -> None:
         source + 1
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_watch_becomes_a_report(wait: bool) -> None:
     with crosscurrent.simulate(), crosscurrent.watch(trace=True) as watch:
@@ -64,6 +65,7 @@ def test_a_watch_becomes_a_report(wait: bool) -> None:
     assert ("torch", torch.__version__) in report.environment
 
 
+@pytest.mark.simulation
 def test_a_watch_without_a_trace_becomes_a_report_without_timeline() -> None:
     with crosscurrent.simulate(), crosscurrent.watch() as watch:
         side_stream_copy(wait=False)

@@ -42,6 +42,7 @@ COPY_LINE = next(
 )
 
 
+@pytest.mark.simulation
 def test_copies_on_a_stream_of_their_own_are_hidden_in_the_model() -> None:
     with crosscurrent.simulate(), crosscurrent.overlap(rates=Rates(issue=0)) as run:
         load_and_multiply(ahead=True, size=256)
@@ -53,6 +54,7 @@ def test_copies_on_a_stream_of_their_own_are_hidden_in_the_model() -> None:
     assert [part.name.rpartition(":")[2] for part in found.by_site] == [str(COPY_LINE)]
 
 
+@pytest.mark.simulation
 def test_copies_on_the_stream_of_the_kernels_are_exposed_in_the_model() -> None:
     with crosscurrent.simulate(), crosscurrent.overlap(rates=Rates(issue=0)) as run:
         load_and_multiply(ahead=False, size=256)
@@ -61,6 +63,7 @@ def test_copies_on_the_stream_of_the_kernels_are_exposed_in_the_model() -> None:
     assert found.transfer > 0
 
 
+@pytest.mark.simulation
 def test_an_item_in_the_loop_blocks_the_host_in_the_model() -> None:
     with crosscurrent.simulate(), crosscurrent.overlap() as run:
         total = torch.ones(4, device="cuda").sum()
@@ -78,6 +81,7 @@ def test_without_device_and_simulation_it_says_what_to_do() -> None:
         pass
 
 
+@pytest.mark.simulation
 def test_a_result_before_the_end_is_refused() -> None:
     with (
         crosscurrent.simulate(),
@@ -88,6 +92,7 @@ def test_a_result_before_the_end_is_refused() -> None:
     assert run.result.num_copies == 0
 
 
+@pytest.mark.simulation
 def test_a_run_is_used_once() -> None:
     with crosscurrent.simulate():
         with crosscurrent.overlap() as run:

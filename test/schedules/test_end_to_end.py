@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,8 @@ from crosscurrent.schedules.explore import memory_choices
 from crosscurrent.schedules.recording import keep_values
 from crosscurrent.schedules.replay import Replayer
 from crosscurrent.schedules.strategies import Classes
+
+pytestmark = pytest.mark.simulation
 
 PROGRAMS = int(os.environ.get("CROSSCURRENT_PROGRAMS", "200")) // 2
 SIZE = 128  # elements of 8 bytes: two units of the allocator

@@ -26,7 +26,7 @@ from crosscurrent.schedules import (
     prove,
 )
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+pytestmark = pytest.mark.simulation
 
 VOCABULARY = 13
 

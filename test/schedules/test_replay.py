@@ -177,7 +177,7 @@ def test_an_operation_whose_values_were_not_kept_is_an_error(hand: Hand) -> None
         Replayer(dataclasses.replace(program, records=tuple(hand.records)))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+@pytest.mark.no_gpu
 def test_a_program_of_a_gpu_needs_one(hand: Hand) -> None:
     x = hand.full(MAIN, ones(2))
     hand.call(MAIN, "aten::fill_.Scalar", x, 1.0, inplace=True)

@@ -41,6 +41,7 @@ def checkpoint_sent_too_early() -> dict[str, Tensor]:
     return {"layers.0.input": host}
 
 
+@pytest.mark.simulation
 def test_a_value_that_was_not_there_yet_is_nan() -> None:
     program, findings = record(checkpoint_sent_too_early)
     (finding,) = prove(program, findings)
@@ -52,6 +53,7 @@ def test_a_value_that_was_not_there_yet_is_nan() -> None:
     assert str(outcome.changes[0]) == finding.witness
 
 
+@pytest.mark.simulation
 def test_the_schedule_of_a_finding_works_on_another_recording() -> None:
     program, findings = record(checkpoint_sent_too_early)
     again, _ = record(checkpoint_sent_too_early)
@@ -72,6 +74,7 @@ def slot_refilled_while_read() -> dict[str, Tensor]:
     return {"head.gradient": head_gradient, "slot": slot}
 
 
+@pytest.mark.simulation
 def test_how_far_a_value_is_off_is_said() -> None:
     program, findings = record(slot_refilled_while_read)
     proven = prove(program, findings)
@@ -94,6 +97,7 @@ def memory_reused_while_copied() -> dict[str, Tensor]:
     return {"host": host, "other": other}
 
 
+@pytest.mark.simulation
 def test_memory_that_is_handed_out_again_is_part_of_the_schedule() -> None:
     program, findings = record(memory_reused_while_copied)
     (finding,) = prove(program, findings)
@@ -112,6 +116,7 @@ def item_read_too_early() -> dict[str, Tensor]:
     return {}
 
 
+@pytest.mark.simulation
 def test_what_the_host_read_too_early_counts() -> None:
     program, findings = record(item_read_too_early)
     (finding,) = prove(program, findings)
@@ -131,6 +136,7 @@ def index_that_is_not_there_yet() -> dict[str, Tensor]:
     return {"picked": picked}
 
 
+@pytest.mark.simulation
 def test_an_op_that_fails_on_garbage_is_a_witness() -> None:
     program, findings = record(index_that_is_not_there_yet)
     (finding,) = prove(program, findings)
@@ -163,6 +169,7 @@ def overwritten_before_anybody_reads() -> dict[str, Tensor]:
     return {"x": x}
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize(
     ("body", "reason"),
     [(the_same_number_twice, "the same values"), (overwritten_before_anybody_reads, "overwritten")],

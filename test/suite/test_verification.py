@@ -72,6 +72,7 @@ def test_nothing_asked_is_nothing_held() -> None:
     assert overall([]) is Verdict.NOT_RUN
 
 
+@pytest.mark.simulation
 def test_simulated_cuda_is_there_while_a_layer_that_needs_it_runs() -> None:
     import torch
 
@@ -84,7 +85,7 @@ def test_simulated_cuda_is_there_while_a_layer_that_needs_it_runs() -> None:
     assert results[0].outcome == Outcome.held("there")
 
 
-@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="this machine has a CUDA device")
+@pytest.mark.simulation
 def test_without_a_device_simulation_is_a_choice() -> None:
     assert Cuda.available() is Cuda.SIMULATED
     assert Cuda.available(may_simulate=False) is Cuda.NONE

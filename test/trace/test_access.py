@@ -210,6 +210,7 @@ def test_custom_op_with_pinned_memory_is_listed(run: Any, ops: Any) -> None:
     assert [finding.kind.value for finding in watch.findings] == ["write-after-read"]
 
 
+@pytest.mark.two_gpus
 def test_list_over_two_devices_is_an_op_on_each(run: Any, ops: Any) -> None:
     def program(tracer: Any) -> None:
         tensors = [torch.ones(4, device="cuda:0"), torch.ones(4, device="cuda:1")]

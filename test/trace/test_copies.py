@@ -150,6 +150,7 @@ def test_asynchronous_copy_keeps_its_pinned_side(run: Any) -> None:
     assert [access.kept for access in copy.accesses] == [False, False]
 
 
+@pytest.mark.two_gpus
 def test_copy_between_devices_joins_before_and_after(run: Any) -> None:
     def program() -> None:
         x, y = torch.ones(4, device="cuda:0"), torch.zeros(4, device="cuda:1")

@@ -14,7 +14,7 @@ from crosscurrent.trace.cuda import CudaEnvironment
 from crosscurrent.trace.cuda_patches import Patches
 from crosscurrent.trace.records import NO_EVENT, HostWait, MemoryKind, Op, RecordEvent, UseStream, WaitEvent
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real driver fires the callbacks itself")
+pytestmark = pytest.mark.simulation
 
 
 def of(watch: crosscurrent.Watch, kind: type) -> list[Any]:

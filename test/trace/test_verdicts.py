@@ -31,7 +31,8 @@ def twin(kind: str, first: str, second: str, devices: int = 1) -> Callable[[Prog
     """
 
     def register(program: Program) -> Program:
-        TWINS.append(pytest.param(program, kind, first, second, devices, id=program.__name__))
+        marks = [pytest.mark.two_gpus] if devices == 2 else []
+        TWINS.append(pytest.param(program, kind, first, second, devices, id=program.__name__, marks=marks))
         return program
 
     return register
@@ -889,9 +890,7 @@ def test_correct_program_is_silent(run: Any, program: Callable[[], Any]) -> None
     assert not watch.unknown, watch.report()
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available(), reason="on a GPU the tests above go through the real callbacks"
-)
+@pytest.mark.simulation  # on a GPU the tests above go through the real callbacks
 @pytest.mark.parametrize(
     ("program", "kind", "first", "second", "devices"), [each for each in TWINS if each.values[-1] == 1]
 )

@@ -208,7 +208,7 @@ def test_program_that_raises_is_let_through_and_judged(machine: Any) -> None:
     assert second.findings == []
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a forked process cannot use a real device")
+@pytest.mark.simulation  # a forked process cannot use a real device
 def test_child_of_a_fork_is_not_watched(machine: Any) -> None:
     with machine(), crosscurrent.watch(trace=True) as watch:
         torch.zeros(4, device="cuda")

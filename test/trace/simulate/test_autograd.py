@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from crosscurrent.trace.simulate import Simulation
 
+pytestmark = pytest.mark.simulation
+
 
 def test_one_stream_needs_no_edges(simulation: Simulation, listener: Any) -> None:
     leaf = torch.ones(3, device="cuda", requires_grad=True)

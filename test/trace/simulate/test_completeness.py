@@ -18,6 +18,7 @@ def _public() -> list[str]:
     return [name for name in dir(torch.cuda) if not name.startswith("_")]
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize("name", _public())
 def test_every_public_name(name: str, simulation: Simulation) -> None:
     value = getattr(torch.cuda, name)
@@ -82,6 +83,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
 }
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize("name", CALLS)
 def test_simulated_functions_can_be_called(name: str, simulation: Simulation) -> None:
     getattr(torch.cuda, name)(*CALLS[name])
@@ -98,6 +100,7 @@ def test_the_lists_name_what_exists() -> None:
     assert not [function for function in functions if function.__module__.startswith("torch.cuda")]
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize(
     ("call", "name"),
     [
@@ -117,6 +120,7 @@ def test_refusals_inside_modules(simulation: Simulation, call: Any, name: str) -
         call()
 
 
+@pytest.mark.simulation
 def test_marks_for_profilers_do_nothing(simulation: Simulation) -> None:
     assert torch.cuda.nvtx.range_push("outer") == 0
     with torch.cuda.nvtx.range("inner"):
@@ -126,6 +130,7 @@ def test_marks_for_profilers_do_nothing(simulation: Simulation) -> None:
         pass
 
 
+@pytest.mark.simulation
 @pytest.mark.filterwarnings("ignore:Use `.*_device_index` instead:FutureWarning")
 @pytest.mark.parametrize("name", [name for name in dir(torch.accelerator) if not name.startswith("_")])
 def test_every_name_of_the_accelerator(name: str, simulation: Simulation) -> None:

@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscurrent.trace.simulate import Simulation, active, simulate
 
+pytestmark = pytest.mark.simulation
+
 OWNERS: list[Any] = [
     torch,
     torch.cuda,

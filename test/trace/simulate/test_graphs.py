@@ -9,6 +9,8 @@ import torch
 
 from crosscurrent.trace.simulate import Simulation
 
+pytestmark = pytest.mark.simulation
+
 
 def test_capture_has_no_effect_and_replay_has(simulation: Simulation) -> None:
     static, total = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda")

@@ -11,6 +11,8 @@ import torch
 from crosscurrent.trace.records import MemoryKind
 from crosscurrent.trace.simulate import Simulation, simulate
 
+pytestmark = pytest.mark.simulation
+
 KIB = 1 << 10
 
 

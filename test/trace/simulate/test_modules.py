@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-pytestmark = pytest.mark.usefixtures("two_devices")
+pytestmark = [pytest.mark.simulation, pytest.mark.usefixtures("two_devices")]
 
 
 def _state(module: nn.Module) -> list[Tensor]:

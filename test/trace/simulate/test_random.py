@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-pytestmark = pytest.mark.usefixtures("two_devices")
+pytestmark = [pytest.mark.simulation, pytest.mark.usefixtures("two_devices")]
 
 DRAWS = {
     "rand": lambda device: torch.rand(4, device=device),

@@ -13,6 +13,8 @@ from torch.cuda import current_stream as early_current_stream
 
 from crosscurrent.trace.simulate import Simulation
 
+pytestmark = pytest.mark.simulation
+
 
 @pytest.mark.usefixtures("simulation")
 class TestStreams:

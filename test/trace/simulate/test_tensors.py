@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-pytestmark = pytest.mark.usefixtures("two_devices")
+pytestmark = [pytest.mark.simulation, pytest.mark.usefixtures("two_devices")]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ from torch import Tensor
 from crosscurrent.errors import CrosscurrentError, WrongUseError
 from crosscurrent.races.findings import Finding
 from crosscurrent.races.watch import Watch, watch
-from crosscurrent.stress.edges import ChangedEdge, drop_edge, weaken_edge
+from crosscurrent.stress import edges
+from crosscurrent.stress.edges import ChangedEdge
 from crosscurrent.trace.simulate import active, simulate
 
 __all__ = [
@@ -120,6 +121,46 @@ def assert_bit_identical(off: object, on: object) -> None:
         raise AssertionError(f"{len(said)} of {len(first)} values differ:\n" + "\n".join(said))
 
 
+@contextmanager
+def drop_edge(where: str, *, call: str | None = None, occurrence: int | None = None) -> Iterator[ChangedEdge]:
+    """Leave out the sync calls that are made at ``where``, on simulated CUDA where there is no GPU.
+
+    See ``crosscurrent.stress.edges.drop_edge``.
+    """
+    with _cuda(), edges.drop_edge(where, call=call, occurrence=occurrence) as edge:
+        yield edge
+
+
+@contextmanager
+def weaken_edge(
+    where: str,
+    *,
+    call: str | None = None,
+    occurrence: int | None = None,
+    stream: edges.StreamOrMaker | None = None,
+    earlier: int | None = None,
+) -> Iterator[ChangedEdge]:
+    """Make a sync call at ``where`` on the wrong stream, or too early; else as ``drop_edge``.
+
+    See ``crosscurrent.stress.edges.weaken_edge``.
+    """
+    with (
+        _cuda(),
+        edges.weaken_edge(where, call=call, occurrence=occurrence, stream=stream, earlier=earlier) as edge,
+    ):
+        yield edge
+
+
+@contextmanager
+def _cuda() -> Iterator[None]:
+    """CUDA, real or simulated. What wraps its classes has to come after, so this is the outermost."""
+    if active() is not None or torch.cuda.is_available():
+        yield
+        return
+    with simulate():
+        yield
+
+
 def _watched(step: Callable[[], object] | Watch) -> Watch:
     """The watch of a run of ``step``."""
     if isinstance(step, Watch):
@@ -127,8 +168,7 @@ def _watched(step: Callable[[], object] | Watch) -> Watch:
     if not callable(step):
         raise WrongUseError(f"pass a function without arguments, or a watch, not {type(step).__name__}")
     with ExitStack() as contexts:
-        if active() is None and not torch.cuda.is_available():
-            contexts.enter_context(simulate())
+        contexts.enter_context(_cuda())
         seen = contexts.enter_context(watch())
         kept = step()
         contexts.close()

@@ -95,6 +95,7 @@ def _show(results: list[Result], cuda: Cuda) -> None:
     console = output()
     console.print(table)
     console.print()
+    _show_mutants(results)
     for layer in LAYERS:
         verdicts = [result.outcome.verdict for result in results if result.layer == layer.name]
         if verdicts and all(verdict is Verdict.HELD for verdict in verdicts):
@@ -104,6 +105,16 @@ def _show(results: list[Result], cuda: Cuda) -> None:
             said = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count)
             say(f"{layer.name}: {said}")
     say(f"CUDA: {cuda.value}")
+
+
+def _show_mutants(results: list[Result]) -> None:
+    from crosscurrent.stress.mutations import Score, merged, mutations_table
+
+    scores = [result.outcome.evidence for result in results if isinstance(result.outcome.evidence, Score)]
+    if scores:
+        console = output()
+        console.print(mutations_table(merged(scores)))
+        console.print()
 
 
 def _plain(text: str) -> str:
@@ -129,6 +140,7 @@ def _as_json(results: list[Result], cuda: Cuda, verdict: str) -> dict[str, objec
                 "quantizer": result.scenario.quantizer,
                 "verdict": result.outcome.verdict.value,
                 "detail": result.outcome.detail,
+                "evidence": None if result.outcome.evidence is None else result.outcome.evidence.as_json(),
                 "seconds": round(result.seconds, 3),
             }
             for result in results

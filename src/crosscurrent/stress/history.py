@@ -191,6 +191,17 @@ class Shown:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """All that was shown in one run."""
+
+    shown: tuple[Shown, ...]
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Plain values, race by race; the code as it is comes last."""
+        return [each.as_json() for each in self.shown]
+
+
 def history_table(shown: Sequence[Shown]) -> Table:
     """One row for each race of the past, and one for the code as it is."""
     from rich.table import Table

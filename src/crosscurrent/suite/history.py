@@ -17,7 +17,7 @@ from crosscurrent.schedules import Prover, RandomWalk, explore
 from crosscurrent.schedules.strategies import LatestAndEarliest
 from crosscurrent.schedules.values import What
 from crosscurrent.stress.delays import delays
-from crosscurrent.stress.history import PAST_RACES, PastRace, Shown
+from crosscurrent.stress.history import PAST_RACES, PastRace, Shown, Told
 from crosscurrent.stress.lanes import roles_in
 from crosscurrent.stress.plans import DelayConfig, How, Target
 from crosscurrent.suite.experiment import deterministic, make_batches
@@ -26,6 +26,7 @@ from crosscurrent.suite.recorded import (
     Batches,
     Part,
     Recording,
+    harmless,
     make_model,
     on_host,
     record,
@@ -84,16 +85,18 @@ class History:
 
 def judge(shown: Sequence[Shown]) -> Outcome:
     """Held if every race showed, and none in the code as it is."""
+    told = Told(tuple(shown))
     wrong = [each for each in shown if not each.as_expected]
     if wrong:
-        return Outcome.failed("; ".join(_complaint(each) for each in wrong))
+        return Outcome.failed("; ".join(_complaint(each) for each in wrong), told)
     races = sum(each.race is not None for each in shown)
     ways = "named, witnessed and shown by a delay" if shown[0].delayed is not None else "named and witnessed"
-    return Outcome.held(f"{races} races of the past {ways}; none in the code as it is")
+    return Outcome.held(f"{races} races of the past {ways}; none in the code as it is", told)
 
 
 def history(scenario: Scenario, races: Sequence[PastRace] = PAST_RACES) -> Iterator[Shown]:
     """What becomes of each race, and at last of the code as it is. ``torch.cuda`` has to work."""
+    scenario = harmless(scenario)
     targets: dict[Target, float] = {}
     for race in races:
         recording, finding = detected(race, scenario)
@@ -121,10 +124,8 @@ def detected(race: PastRace, scenario: Scenario) -> tuple[Recording, Finding | N
     roles = roles_in(recording.seen.records, recording.seen.lanes)
     finding = race.pair_in(recording.seen.findings, roles)
     if finding is not None:
-        first, second = WHERE[race.name]
-        if recording.parts.of(finding.first.index) not in first:
-            finding = None
-        elif recording.parts.of(finding.second.index) not in second:
+        sides = zip((finding.first, finding.second), WHERE[race.name], strict=True)
+        if any(recording.parts.of(side.index) not in parts for side, parts in sides):
             finding = None
     return recording, finding
 

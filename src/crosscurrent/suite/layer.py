@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from crosscurrent.suite.scenario import Scenario
 
@@ -22,22 +22,31 @@ class Verdict(Enum):
     NOT_RUN = "not run"
 
 
+class Evidence(Protocol):
+    """What a layer looked at, one by one."""
+
+    def as_json(self) -> Any:
+        """Plain values."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A verdict with its evidence."""
 
     verdict: Verdict
     detail: str
+    evidence: Evidence | None = None
+    """More than fits in a line, where there is more."""
 
     @classmethod
-    def held(cls, detail: str) -> Outcome:
+    def held(cls, detail: str, evidence: Evidence | None = None) -> Outcome:
         """The property held; ``detail`` says what was compared."""
-        return cls(Verdict.HELD, detail)
+        return cls(Verdict.HELD, detail, evidence)
 
     @classmethod
-    def failed(cls, detail: str) -> Outcome:
+    def failed(cls, detail: str, evidence: Evidence | None = None) -> Outcome:
         """The property does not hold; ``detail`` says what was seen and what was expected."""
-        return cls(Verdict.FAILED, detail)
+        return cls(Verdict.FAILED, detail, evidence)
 
 
 class Layer(Protocol):

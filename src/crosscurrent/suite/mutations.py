@@ -26,7 +26,7 @@ from crosscurrent.stress.mutations import (
 )
 from crosscurrent.suite.experiment import make_batches
 from crosscurrent.suite.layer import Outcome
-from crosscurrent.suite.recorded import Batches, Recording, make_model, record
+from crosscurrent.suite.recorded import Batches, Recording, harmless, make_model, record
 from crosscurrent.suite.scenario import Scenario
 from crosscurrent.suite.structure import structural_mutants
 from crosscurrent.trace.records import Site
@@ -54,14 +54,17 @@ class Mutations:
         score = Score(mutants=(*edge_mutants(recording), *structural_mutants(scenario)))
         if score.survivors:
             reasons = "; ".join(f"{each.what}: {each.reason}" for each in score.survivors[:3])
-            return Outcome.failed(f"{score}; survivors: {reasons}")
+            return Outcome.failed(f"{score}; survivors: {reasons}", score)
         if wrong := disagreement_with_advice(recording):
-            return Outcome.failed(wrong)
+            return Outcome.failed(wrong, score)
+        runnable = harmless(scenario)
+        if runnable != scenario:
+            recording = recorded(runnable)
         chosen = sample(edges_of(recording), PROGRAMS)
         for mutation in chosen:
-            if wrong := disagreement_with_program(recording, scenario, mutation):
-                return Outcome.failed(wrong)
-        return Outcome.held(f"{score}; {len(chosen)} of them run as programs, with the same findings")
+            if wrong := disagreement_with_program(recording, runnable, mutation):
+                return Outcome.failed(wrong, score)
+        return Outcome.held(f"{score}; {len(chosen)} of them run as programs, with the same findings", score)
 
 
 def recorded(scenario: Scenario, batches: Batches | None = None) -> Recording:

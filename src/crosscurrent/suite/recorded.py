@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -26,6 +26,7 @@ from crosscurrent.schedules import Program, keep_values
 from crosscurrent.suite.experiment import cache_config, deterministic, gradient_args, make_parts
 from crosscurrent.suite.scenario import Scenario
 from crosscurrent.trace.cuda_patches import Patches
+from crosscurrent.trace.simulate import active
 
 Batches = Sequence[tuple[Tensor, Tensor]]
 
@@ -82,6 +83,16 @@ def make_model(
         cache=cache_config(scenario),
         grad=gradient_args(layer_inputs=quantizer, kv_checkpoints=quantizer, pinned=True, flag=flag),
     )
+
+
+def harmless(scenario: Scenario) -> Scenario:
+    """The scenario in which racy code may really run: on a real GPU one whose cache decides on the host.
+
+    h2o's decisions are indices on the device; one that is read too early is an assertion there, after which
+    the process can use the GPU no more. The transfers are the same with either policy.
+    """
+    on_gpu = active() is None and scenario.policy == "h2o"
+    return replace(scenario, policy="lastrec") if on_gpu else scenario
 
 
 def steps(model: LongContextGradientModel, batches: Batches) -> dict[str, Tensor]:

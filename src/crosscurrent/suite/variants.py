@@ -1,7 +1,7 @@
 """The races of the past, brought back: variants of the gradient, made from outside.
 
-Each is a context in which the gradient has one race again, as it was told in ``crosscurrent.stress.history``.
-Where a race was a missing wait, the wait is dropped at its call site. (The gradient's lanes remember what they
+Each is a context in which the gradient has one race again, as told in ``crosscurrent.stress.history``. Where
+a race was a missing wait, the wait is dropped at its call site. (The gradient's lanes remember what they
 waited for and leave out waits that add nothing; they take a dropped one for made, so no other replaces it.)
 """
 

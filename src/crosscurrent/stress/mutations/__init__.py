@@ -11,7 +11,7 @@ cannot matter, and ``judge`` feeds only once what mutants share, so that thousan
 
 from crosscurrent.stress.mutations.judge import first_races
 from crosscurrent.stress.mutations.kinds import Kind, Mutation, mutated, mutations_of
-from crosscurrent.stress.mutations.score import Mutant, Score, mutations_table
+from crosscurrent.stress.mutations.score import Mutant, Score, merged, mutations_table
 from crosscurrent.stress.mutations.thinned import thinned
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Mutation",
     "Score",
     "first_races",
+    "merged",
     "mutated",
     "mutations_of",
     "mutations_table",

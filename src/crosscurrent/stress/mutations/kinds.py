@@ -130,16 +130,17 @@ class _Finder:
         site, occurrence = self._number(wait)
         if not self._owns(site):
             return
-        common = {
-            "index": wait.index,
-            "site": site,
-            "occurrence": occurrence,
-            "place": self._place(wait.index),
-        }
-        yield Mutation(kind=Kind.WAIT_DROPPED, **common)
+        drop = Mutation(
+            kind=Kind.WAIT_DROPPED,
+            index=wait.index,
+            site=site,
+            occurrence=occurrence,
+            place=self._place(wait.index),
+        )
+        yield drop
         for lane in self._lanes:
             if lane != wait.lane:
-                yield Mutation(kind=Kind.WAITED_ELSEWHERE, lane=lane, **common)
+                yield replace(drop, kind=Kind.WAITED_ELSEWHERE, lane=lane)
 
     def _of_recording(
         self, record: RecordEvent, past: Sequence[tuple[int, int]], num_ops: int

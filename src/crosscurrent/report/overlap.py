@@ -137,7 +137,7 @@ class Overlap:
 
     @property
     def hidden_share(self) -> float | None:
-        """|transfer and kernel| / |transfer|; None without transfers."""
+        """``|transfer and kernel| / |transfer|``; None without transfers."""
         return self.hidden / self.transfer if self.transfer else None
 
     @property

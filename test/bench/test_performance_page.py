@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from crosscurrent.bench.page import BEGIN, END
+from crosscurrent.cli import main
+
+PROGRAM = """\
+import torch
+side = torch.cuda.Stream()
+host = torch.ones(1 << 20).pin_memory()
+with torch.cuda.stream(side):
+    there = torch.empty(1 << 20, device="cuda").copy_(host, non_blocking=True)
+torch.cuda.current_stream().wait_stream(side)
+there.sum().item()
+"""
 
 PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encoding="utf-8")
 
@@ -42,6 +57,19 @@ def test_every_field_is_documented_and_every_documented_field_is_there(measured:
         missing = {name for name in _names(result[part]) if not name.endswith("_both_ways")} - named
         assert not missing
     assert set(_names(result["on"]["all_steps"])) <= named
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="simulates a CUDA device, and has one")
+def test_every_field_of_an_overlap_is_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(PROGRAM, encoding="utf-8")
+    assert main(["overlap", "--simulate", "--json", "out.json", "program.py"]) == 0
+    document = json.loads(Path("out.json").read_text(encoding="utf-8"))
+    assert document["blocked_by"]
+    assert document["bounds"]["obstacles"]
+    assert _documented("## Overlap of your own code") == document.keys()
+    section = PAGE.split("\n## Overlap of your own code\n", 1)[1].split("\n## ", 1)[0]
+    assert set(_names(document)) <= set(re.findall(r"`(\w+)`", section))
 
 
 def test_figures_stand_between_the_marks_or_are_not_there() -> None:

@@ -138,8 +138,8 @@ _CPU_SMALL = Configuration(
     grad=_grad(chunk=4, caches=_QUANTIZED, per_cell=2),
     dtype=torch.float32,
     batch_size=2,
-    sequence_length=62,
-    num_targets=31,
+    sequence_length=46,
+    num_targets=23,
     repeats=3,
     simulated=True,
 )

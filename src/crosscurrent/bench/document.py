@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 import crosscurrent
+from crosscurrent.bench.measurements import FlagResult, Profile, Result, StepTimes
 from crosscurrent.bench.rates import Rates
 from crosscurrent.bench.roofline import Bound, Roofline
-from crosscurrent.bench.runner import FlagResult, Profile, Result, StepTimes
 from crosscurrent.report.source import place_of
 
 FORMAT = "crosscurrent bench"

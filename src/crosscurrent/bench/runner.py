@@ -23,11 +23,10 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,11 +35,11 @@ from crosscurrent.bench import rates as measured_rates
 from crosscurrent.bench.comparison import Comparison, Outcome, compare
 from crosscurrent.bench.configurations import Configuration
 from crosscurrent.bench.counts import count
-from crosscurrent.bench.rates import Rates
-from crosscurrent.bench.roofline import Roofline, roofline
+from crosscurrent.bench.measurements import FlagResult, Peaks, Profile, Result, StepTimes
+from crosscurrent.bench.roofline import roofline
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.model.transformer import Head, Transformer
-from crosscurrent.report.overlap import BlockedPart, Overlap
+from crosscurrent.report.overlap import Overlap
 from crosscurrent.report.profile import overlap
 from crosscurrent.suite.experiment import deterministic
 from crosscurrent.trace.simulate import active, simulate
@@ -49,70 +48,6 @@ logger = logging.getLogger(__name__)
 
 STAGES = 5
 """How often ``run`` tells its listener that it goes on to something else."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepTimes:
-    """Seconds of one step."""
-
-    forward: float
-    backward: float
-    host_forward: float
-    host_backward: float
-
-    @property
-    def step(self) -> float:
-        """Both passes."""
-        return self.forward + self.backward
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Peaks:
-    """The most memory of a step, in bytes."""
-
-    device: int
-    pinned: int
-    pinned_is_measured: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
-    """What the profiler saw of a step."""
-
-    overlap: Overlap
-    """Without call sites: finding them out slows the host, and so tears the kernels apart."""
-    waits: tuple[BlockedPart, ...]
-    """The host waits of another step, with their call sites; none if there was none without."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FlagResult:
-    """What was measured with the flag off, or on."""
-
-    times: tuple[StepTimes, ...]
-    peaks: Peaks
-    profile: Profile
-
-    def median(self, what: Callable[[StepTimes], float]) -> float:
-        """The median of a time."""
-        return statistics.median(map(what, self.times))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """What was measured of a configuration."""
-
-    configuration: Configuration
-    device: str
-    off: FlagResult
-    on: FlagResult
-    comparison: Comparison
-    rates: Rates
-    roofline: Roofline
-
-    def ratio(self, what: Callable[[StepTimes], float]) -> float:
-        """How many times faster the flag makes a time; medians over medians."""
-        return self.off.median(what) / self.on.median(what)
 
 
 def run(configuration: Configuration, *, on_stage: Callable[[str], None] = lambda _: None) -> Result:
@@ -300,12 +235,9 @@ def _pinned_bytes(when: str) -> int | None:
     """Pinned memory that PyTorch has given out, now or at most; None where it does not say."""
     if active() is not None:
         return None
-    stats = torch.cuda.host_memory_stats()
-    # Older versions of PyTorch call what is given out "allocated", newer ones call that what is owned.
-    for name in ("active_bytes", "allocated_bytes"):
-        if f"{name}.{when}" in stats:
-            return int(stats[f"{name}.{when}"])
-    return None
+    # Given out, and not "allocated_bytes": that is what the allocator owns, cached blocks included.
+    given_out = torch.cuda.host_memory_stats().get(f"active_bytes.{when}")
+    return None if given_out is None else int(given_out)
 
 
 def with_repeats(configuration: Configuration, repeats: int | None) -> Configuration:

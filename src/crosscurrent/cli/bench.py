@@ -17,7 +17,7 @@ from crosscurrent.cli.files import result_file, write_json
 
 if TYPE_CHECKING:
     from crosscurrent.bench.configurations import Configuration
-    from crosscurrent.bench.runner import Result
+    from crosscurrent.bench.measurements import Result
 
 
 def parser() -> ArgumentParser:

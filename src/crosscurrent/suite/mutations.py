@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.races.causes import Cause
 from crosscurrent.races.detector import Detector
 from crosscurrent.races.findings import findings_of
-from crosscurrent.stress.edges import ChangedEdge, drop_edge, weaken_edge
+from crosscurrent.stress.edges import CALLS, ChangedEdge, drop_edge, weaken_edge
 from crosscurrent.stress.lanes import DEVICE_TO_HOST, HOST_TO_DEVICE, MAIN, roles_in
 from crosscurrent.stress.mutations import (
     Kind,
@@ -30,6 +30,8 @@ from crosscurrent.suite.recorded import Batches, Recording, harmless, make_model
 from crosscurrent.suite.scenario import Scenario
 from crosscurrent.suite.structure import structural_mutants
 from crosscurrent.trace.records import Site
+
+Judged = tuple[Mutation, Cause | None]
 
 PROGRAMS = 6
 """Mutants of an ordinary run that are tried on the running program, too."""
@@ -51,11 +53,13 @@ class Mutations:
     def check(self, scenario: Scenario) -> Outcome:
         """Kill them all."""
         recording = recorded(scenario)
-        score = Score(mutants=(*edge_mutants(recording), *structural_mutants(scenario)))
+        edges = judged(recording)
+        mutants = [edge_mutant(recording, *each) for each in edges]
+        score = Score(mutants=(*mutants, *structural_mutants(scenario)))
         if score.survivors:
             reasons = "; ".join(f"{each.what}: {each.reason}" for each in score.survivors[:3])
             return Outcome.failed(f"{score}; survivors: {reasons}", score)
-        if wrong := disagreement_with_advice(recording):
+        if wrong := disagreement_with_advice(recording, edges):
             return Outcome.failed(wrong, score)
         runnable = harmless(scenario)
         if runnable != scenario:
@@ -82,25 +86,27 @@ def edges_of(recording: Recording) -> list[Mutation]:
     )
 
 
-def edge_mutants(recording: Recording) -> Iterator[Mutant]:
-    """Every mutation of a sync edge, judged by the detector."""
-    records = thinned(recording.seen.records)
-    for mutation, cause in first_races(records, edges_of(recording)):
-        yield Mutant(
-            kind=mutation.kind.value,
-            place=mutation.place,
-            what=str(mutation),
-            killed_by="" if cause is None else f"the detector: {_words(cause, recording)}",
-            reason="" if cause is not None else _reason(mutation),
-        )
+def judged(recording: Recording) -> list[Judged]:
+    """Every mutation of a sync edge, and the first race that the detector finds in the mutant."""
+    return list(first_races(thinned(recording.seen.records), edges_of(recording)))
 
 
-def disagreement_with_advice(recording: Recording) -> str:
+def edge_mutant(recording: Recording, mutation: Mutation, cause: Cause | None) -> Mutant:
+    """One of these, in words."""
+    return Mutant(
+        kind=mutation.kind.value,
+        place=mutation.place,
+        what=str(mutation),
+        killed_by="" if cause is None else f"the detector: {_words(cause, recording)}",
+        reason="" if cause is not None else _reason(mutation),
+    )
+
+
+def disagreement_with_advice(recording: Recording, edges: Sequence[Judged]) -> str:
     """Where dropping a wait makes no race though the advice calls it needed, or the other way round."""
     needed = {index for advice in recording.seen.advice for index in advice.needed_at}
-    drops = [mutation for mutation in edges_of(recording) if mutation.kind is Kind.WAIT_DROPPED]
-    for mutation, cause in first_races(thinned(recording.seen.records), drops):
-        if (cause is not None) != (mutation.index in needed):
+    for mutation, cause in edges:
+        if mutation.kind is Kind.WAIT_DROPPED and (cause is not None) != (mutation.index in needed):
             says = "needed" if mutation.index in needed else "not needed"
             return f"{mutation}: the advice says {says}, the detector does not"
     return ""
@@ -124,16 +130,16 @@ def disagreement_with_program(recording: Recording, scenario: Scenario, mutation
 def sample(mutations: Sequence[Mutation], count: int) -> list[Mutation]:
     """Some mutations, one of each kind at each call site and in each part before a second of any.
 
-    The same every time. Of those that use a wrong stream only such as come when that stream exists.
+    The same every time. None of those at the very start, when the wrong streams may not exist yet.
     """
-    waits = [mutation for mutation in mutations if mutation.occurrence > 0]
+    tried = [mutation for mutation in mutations if mutation.call in CALLS and mutation.occurrence > 0]
     groups: dict[tuple[object, ...], list[Mutation]] = {}
-    for mutation in waits:
+    for mutation in tried:
         groups.setdefault((mutation.kind, mutation.site.line, mutation.place), []).append(mutation)
     firsts = [group[len(group) // 2] for group in groups.values()]
     if count <= len(firsts):
         return [firsts[i * len(firsts) // count] for i in range(count)]
-    rest = [mutation for mutation in waits if mutation not in firsts]
+    rest = [mutation for mutation in tried if mutation not in firsts]
     return [*firsts, *rest[: count - len(firsts)]]
 
 
@@ -141,9 +147,8 @@ def _changed_program(
     model: LongContextGradientModel, recording: Recording, mutation: Mutation
 ) -> AbstractContextManager[ChangedEdge]:
     """What makes the running program the mutant."""
-    waits = mutation.kind in (Kind.WAIT_DROPPED, Kind.WAITED_ELSEWHERE)
     where = f"{mutation.site.file}:{mutation.site.line}"
-    call = "wait_event" if waits else "record"
+    call = mutation.call
     match mutation.kind:
         case Kind.WAIT_DROPPED | Kind.RECORD_DROPPED:
             return drop_edge(where, call=call, occurrence=mutation.occurrence)

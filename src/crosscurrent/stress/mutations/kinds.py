@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from crosscurrent.trace.records import Op, Record, RecordEvent, Site, TraceInfo, WaitEvent
+from crosscurrent.trace.records import (
+    NO_EVENT,
+    HostWait,
+    Op,
+    Record,
+    RecordEvent,
+    Site,
+    TraceInfo,
+    WaitEvent,
+)
 
 
 class Kind(Enum):
@@ -36,8 +45,11 @@ class Mutation:
     """The record that is changed, by its number in the trace."""
 
     site: Site
+    call: str
+    """What was called there: ``record``, ``wait_event``, ``query``, ..."""
+
     occurrence: int
-    """Which call at this call site it is, from 0, of those that record, or that wait."""
+    """Which call at this call site it is, from 0, of those that call the same."""
 
     place: str
     """In which part of the program, in the words of whoever asked."""
@@ -54,7 +66,7 @@ class Mutation:
     def __str__(self) -> str:
         where = f"{self.site.file.rpartition('/')[2]}:{self.site.line} ({self.site.function})"
         lane = "" if self.lane is None else f", lane {self.lane}"
-        return f"{self.kind.value}{lane}: {where}, call {self.occurrence}, {self.place}"
+        return f"{self.kind.value}{lane}: {where}, {self.call} {self.occurrence}, {self.place}"
 
 
 def mutations_of(
@@ -105,10 +117,10 @@ class _Finder:
         self._info = info
         self._owns = owns
         self._place = place
-        edges = [r for r in records if isinstance(r, WaitEvent) and owns(info.sites[r.site])]
-        self._waited_for = {wait.event for wait in edges}
+        waits = [r for r in records if _orders(r) and owns(info.sites[r.site])]
+        self._waited_for = {wait.event for wait in waits if isinstance(wait, WaitEvent | HostWait)}
         self._lanes = sorted({r.lane for r in records if isinstance(r, RecordEvent | WaitEvent)})
-        self._calls: Counter[tuple[type, int]] = Counter()
+        self._calls: Counter[tuple[str, int]] = Counter()
 
     def mutations(self) -> Iterator[Mutation]:
         ops: Counter[int] = Counter()
@@ -116,7 +128,7 @@ class _Finder:
         for record in self._records:
             if isinstance(record, Op):
                 ops[record.lane] += 1
-            elif isinstance(record, WaitEvent):
+            elif isinstance(record, WaitEvent | HostWait):
                 yield from self._of_wait(record)
             elif isinstance(record, RecordEvent):
                 past = recorded.setdefault(record.lane, [])
@@ -126,33 +138,20 @@ class _Finder:
                     self._number(record)
                 past.append((record.index, ops[record.lane]))
 
-    def _of_wait(self, wait: WaitEvent) -> Iterator[Mutation]:
-        site, occurrence = self._number(wait)
-        if not self._owns(site):
+    def _of_wait(self, wait: WaitEvent | HostWait) -> Iterator[Mutation]:
+        drop = self._dropped(Kind.WAIT_DROPPED, wait)
+        if not (_orders(wait) and self._owns(drop.site)):
             return
-        drop = Mutation(
-            kind=Kind.WAIT_DROPPED,
-            index=wait.index,
-            site=site,
-            occurrence=occurrence,
-            place=self._place(wait.index),
-        )
         yield drop
-        for lane in self._lanes:
-            if lane != wait.lane:
-                yield replace(drop, kind=Kind.WAITED_ELSEWHERE, lane=lane)
+        if isinstance(wait, WaitEvent):
+            for lane in self._lanes:
+                if lane != wait.lane:
+                    yield replace(drop, kind=Kind.WAITED_ELSEWHERE, lane=lane)
 
     def _of_recording(
         self, record: RecordEvent, past: Sequence[tuple[int, int]], num_ops: int
     ) -> Iterator[Mutation]:
-        site, occurrence = self._number(record)
-        drop = Mutation(
-            kind=Kind.RECORD_DROPPED,
-            index=record.index,
-            site=site,
-            occurrence=occurrence,
-            place=self._place(record.index),
-        )
+        drop = self._dropped(Kind.RECORD_DROPPED, record)
         yield drop
         for lane in self._lanes:
             if lane != record.lane:
@@ -164,8 +163,26 @@ class _Finder:
                 break
         yield replace(drop, kind=Kind.EARLY, earlier=back, previous=previous)
 
-    def _number(self, record: RecordEvent | WaitEvent) -> tuple[Site, int]:
-        """The call site, and which call of its kind this is there."""
-        key = type(record), record.site
-        self._calls[key] += 1
-        return self._info.sites[record.site], self._calls[key] - 1
+    def _dropped(self, kind: Kind, record: RecordEvent | WaitEvent | HostWait) -> Mutation:
+        call, occurrence = self._number(record)
+        return Mutation(
+            kind=kind,
+            index=record.index,
+            site=self._info.sites[record.site],
+            call=call,
+            occurrence=occurrence,
+            place=self._place(record.index),
+        )
+
+    def _number(self, record: RecordEvent | WaitEvent | HostWait) -> tuple[str, int]:
+        """What was called, and which such call this is at its call site."""
+        call = record.kind if isinstance(record, HostWait) else record.via
+        self._calls[call, record.site] += 1
+        return call, self._calls[call, record.site] - 1
+
+
+def _orders(record: Record) -> bool:
+    """Whether a record is a wait that orders anything."""
+    if isinstance(record, HostWait):
+        return record.event not in (None, NO_EVENT) or bool(record.lanes)
+    return isinstance(record, WaitEvent) and record.event != NO_EVENT

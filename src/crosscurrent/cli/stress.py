@@ -282,7 +282,7 @@ def _conclude(failures: Sequence[Failure], num_done: int, total: int, cuda: Cuda
     if num_done < total:
         say(f"stopped after {num_done} of {total}; the same command with --continue goes on")
     if failures:
-        output().print(Text(f"{failed} failed of {num_done} run(s) (listed above)", "bold red"))
+        output().print(Text(f"{failed} failed, listed above, in {num_done} run(s)", "bold red"))
         return
     where = "delays on this GPU" if cuda is cuda.REAL else "schedules of the recorded traces"
     good = Text(f"nothing differed in {num_done} run(s)", "bold green" if num_done == total else "bold")

@@ -1,0 +1,130 @@
+"""``crosscurrent stress``: exit codes, the command that repeats a failure, stopping and going on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from crosscurrent.cli import main
+from crosscurrent.gradient import transfer
+from crosscurrent.stress.campaign import Trial
+from crosscurrent.suite.stressed import GradientCase
+
+simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+ONE_CASE = ["stress", "--policies", "lastrec", "--quantizers", "default"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _json() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path("out.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_stopped_and_continued_all_is_tried_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare = GradientCase.prepare
+
+    def interrupted(case: GradientCase) -> Trial:
+        signal.raise_signal(signal.SIGINT)
+        return prepare(case)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GradientCase, "prepare", interrupted)
+        assert main([*ONE_CASE, "--seeds", "2", "--json", "out.json"]) == 130
+    output = capsys.readouterr().out
+    assert "1 case(s) x 2 seed(s) on " in output
+    assert "stopped after 0 of 2; the same command with --continue goes on" in output
+    assert (_json()["verdict"], _json()["complete"]) == ("no verdict", False)
+    assert Path(".crosscurrent-stress.json").is_file()
+
+    assert main([*ONE_CASE, "--seeds", "2", "--delay_us", "50", "--continue"]) == 2
+    assert "delay_us changed since" in capsys.readouterr().err
+
+    assert main([*ONE_CASE, "--seeds", "2", "--json", "out.json", "--continue"]) == 0
+    output = capsys.readouterr().out
+    assert "nothing differed in 2 run(s)" in output
+    assert "this will take about" in output
+    document = _json()
+    assert (document["format"], document["version"], document["verdict"]) == (
+        "crosscurrent stress",
+        1,
+        "held",
+    )
+    assert document["cases"] == ["lastrec, default"]
+    assert (document["seeds"], document["runs"], document["failures"]) == ([0, 1], 2, [])
+    assert [path.name for path in Path().iterdir()] == ["out.json"]  # nothing is left to continue
+
+
+@simulated_only
+def test_a_failure_prints_the_one_command_that_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One fetch refills a slot without waiting for who still reads it."""
+    right = transfer.Incoming.fetch
+    fetches = itertools.count()
+
+    def fetch(self: transfer.Incoming, source: transfer.HostBuffer, num_bytes: int) -> None:
+        asynchronous = self._lanes.host_to_device is not self._lanes.main
+        if asynchronous and next(fetches) == 6:
+            self._consumed = [None for _ in self._consumed]
+        right(self, source, num_bytes)
+
+    monkeypatch.setattr(transfer.Incoming, "fetch", fetch)
+    options = ["--seeds", "1", "--delay_us", "200", "--lanes", "main", "--json", "out.json", "--save", "."]
+    assert main([*ONE_CASE, *options]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "FAILED lastrec, default, with nothing delayed" in lines
+    assert "FAILED lastrec, default, with seed 0" in lines
+    assert "2 failed, listed above, in 1 run(s)" in lines
+    assert _json()["verdict"] == "failed"
+    repeat = [line.partition("repeat:")[2].strip() for line in lines if "repeat:" in line][-1]
+    assert repeat == (
+        "crosscurrent stress --policies lastrec --quantizers default --seed 0 --delay_us 200 --lanes main"
+    )
+    assert _json()["failures"][-1]["repeat"] == repeat
+    replay = [line.partition("replay:")[2].strip() for line in lines if "replay:" in line][-1]
+    assert main(shlex.split(replay)[1:]) == 1
+    assert "elements changed" in capsys.readouterr().out
+
+
+@simulated_only
+def test_without_cuda_nothing_is_run_and_nothing_claimed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ONE_CASE, "--no_simulate"]) == 3
+    assert "nothing was run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["--seed", "-1"], "--seed must not be negative, got -1"),
+        (["--policies", "lastrek"], "there is no policy 'lastrek'; there are dense, lastrec, h2o"),
+        (["--quantizers", ""], "name at least one quantizer"),
+        (["--checkpoints", "kv"], "there is no kind of checkpoint 'kv'"),
+        (["--lanes", "mian"], "there is no lane 'mian'; the lanes are device_to_host, host_to_device, main"),
+        (["--delay_us", "0"], "delay_us must be a number above 0"),
+        (["--how", "sometimes"], "sometimes"),
+        (["--save", "nowhere"], "there is no folder nowhere"),
+        (["--state", "nowhere/state"], "name another file with --state"),
+        (["--continue"], "there is nothing to continue"),
+    ],
+)
+def test_wrong_use_is_exit_code_2_and_one_line(
+    options: list[str], advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stress", *options]) == 2
+    error = capsys.readouterr().err
+    assert advice in error
+    assert error.count("\n") == 1

@@ -1,0 +1,113 @@
+"""The gradient under stress. A little of it always; all of it with ``-m stress``, before a stream change.
+
+On a machine with a GPU its lanes are delayed; elsewhere the schedules are run that these delays lead to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from crosscurrent.errors import WrongUseError
+from crosscurrent.schedules import Schedule, load, run_schedule
+from crosscurrent.stress.campaign import Case, Trial
+from crosscurrent.suite.scenario import Scenario, scenarios
+from crosscurrent.suite.stressed import GradientCase, StressOptions, Values, cases, differences
+from crosscurrent.suite.verification import Cuda
+
+simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+LASTREC = Scenario(policy="lastrec", quantizer="default")
+ALL = cases(scenarios(everything=True), StressOptions(), Cuda.available())
+
+
+def lastrec(options: StressOptions) -> GradientCase:
+    return GradientCase(
+        scenario=LASTREC, checkpoints="kv_checkpoints", options=options, cuda=Cuda.available()
+    )
+
+
+# -- always ------------------------------------------------------------------------------------------------
+
+
+def test_a_few_seeds_change_nothing() -> None:
+    trial = lastrec(StressOptions()).prepare()
+    assert list(trial.problems) == []
+    assert [list(trial.run(seed)) for seed in range(4)] == [[]] * 4
+    trial.close()
+
+
+@simulated_only
+@pytest.mark.usefixtures("_forgotten_wait")
+def test_a_forgotten_wait_is_a_race_and_some_seeds_show_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("programs")
+    trial = lastrec(StressOptions(save_to=folder)).prepare()
+    (race,) = trial.problems
+    assert race.what.startswith("write-after-read on device memory")
+    assert "(Incoming.fetch)" in race.what
+    assert "gpt_model.layers." in race.what  # the witness, in names that the user knows
+    failures = [failure for seed in range(6) for failure in trial.run(seed)]
+    assert failures
+    failure = failures[0]
+    assert "elements changed" in failure.what
+    # What is printed can be replayed from the file alone.
+    assert failure.schedule is not None
+    assert failure.trace is not None
+    program = load(failure.trace)
+    assert str(Schedule.parse(failure.schedule, program)) == failure.schedule
+    assert str(run_schedule(program, failure.schedule).changes[0]) == failure.what.splitlines()[0]
+    trial.close()
+
+
+def test_what_differs_is_said_and_nothing_else() -> None:
+    off = Values({"loss": torch.ones(1), "grad": torch.arange(4.0)})
+    assert differences(off, Values({"loss": torch.ones(1), "grad": torch.arange(4.0)})) == []
+    wrong: dict[str, Tensor] = {"loss": torch.ones(1), "grad": torch.tensor([0, 1, 2.5, torch.nan])}
+    assert differences(off, Values(wrong)) == ["grad: 2 of 4 differ, by up to 0.5, 1 NaN"]
+    assert differences(off, Values({"loss": torch.ones(1)})) == ["only one side has grad"]
+    nan = Values({"loss": torch.tensor([torch.inf])})
+    assert differences(nan, nan) == ["loss is not finite"]
+
+
+def test_every_scenario_is_a_case_and_quantizers_store_both_kinds_of_checkpoints() -> None:
+    names = [case.name for case in ALL]
+    assert len(names) == len(set(names)) == 3 * (1 + 2 * 2)
+    assert "lastrec, default" in names
+    assert "h2o, torch-quantized8 layer_inputs" in names
+
+
+def test_without_any_cuda_there_is_nothing_to_try() -> None:
+    case = GradientCase(
+        scenario=LASTREC, checkpoints="kv_checkpoints", options=StressOptions(), cuda=Cuda.NONE
+    )
+    with pytest.raises(WrongUseError, match="need CUDA"):
+        case.prepare()
+
+
+# -- with -m stress: --stress-seeds, --stress-seed, --delay-us ---------------------------------------------
+
+
+@pytest.fixture(scope="module", params=ALL, ids=lambda case: case.name)
+def trial(request: pytest.FixtureRequest) -> Iterator[Trial]:
+    """A case, prepared once for all of its seeds."""
+    case: Case = request.param
+    assert isinstance(case, GradientCase)
+    options = StressOptions(delay_us=request.config.getoption("delay_us"))
+    prepared = GradientCase(
+        scenario=case.scenario, checkpoints=case.checkpoints, options=options, cuda=case.cuda
+    ).prepare()
+    yield prepared
+    prepared.close()
+
+
+@pytest.mark.stress
+def test_nothing_is_wrong_before_anything_is_delayed(trial: Trial) -> None:
+    assert not trial.problems, "\n\n".join(failure.what for failure in trial.problems)
+
+
+@pytest.mark.stress
+def test_delays_change_no_bit(trial: Trial, stress_seed: int) -> None:
+    failures = trial.run(stress_seed)
+    assert not failures, f"seed {stress_seed}: {failures[0].what}"

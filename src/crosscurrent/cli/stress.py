@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from crosscurrent.stress.campaign import Account, Case, Failure, Result
+    from crosscurrent.suite.scenario import Scenario
     from crosscurrent.suite.stressed import StressOptions
     from crosscurrent.suite.verification import Cuda
 
@@ -66,6 +67,11 @@ def parser() -> ArgumentParser:
         help="Which ops are delayed. If not given, seeds take turns.",
     )
     options.add_argument(
+        "--history",
+        action="store_true",
+        help="Instead, bring the races of the past back, one by one, and show that each is found three ways.",
+    )
+    options.add_argument(
         "--continue", dest="resume", action="store_true", help="Go on with a run that was stopped."
     )
     options.add_argument(
@@ -92,11 +98,14 @@ def run(arguments: Namespace) -> int:
     torch.set_num_threads(1)  # the models are small: more threads would only wait for each other
     with as_wrong_use():
         options = _options(arguments)
-        chosen = _cases(arguments, options, cuda)
+        scenarios = _scenarios(arguments)
+        chosen = _cases(arguments, scenarios, options, cuda)
     report = result_file(arguments.json)
     if cuda is Cuda.NONE:
         say(f"nothing was run: the gradient's lanes need CUDA, and there is {cuda.value}")
         return ExitCode.NO_VERDICT
+    if arguments.history:
+        return _history(scenarios[0], cuda, report)
     account = _account(arguments, [case.name for case in chosen], options, cuda)
     stopped = _run(chosen, seeds, account, cuda, arguments)
     failures, num_done = account.failures, account.num_done([case.name for case in chosen], seeds)
@@ -201,16 +210,42 @@ def _options(arguments: Namespace) -> StressOptions:
     return options
 
 
-def _cases(arguments: Namespace, options: StressOptions, cuda: Cuda) -> list[Case]:
+def _scenarios(arguments: Namespace) -> list[Scenario]:
     from crosscurrent.suite.scenario import ALL_POLICIES, ALL_QUANTIZERS, POLICIES, QUANTIZERS, Scenario
-    from crosscurrent.suite.stressed import CHECKPOINTS, cases
 
     default = (ALL_POLICIES, ALL_QUANTIZERS) if arguments.all else (POLICIES, QUANTIZERS)
     policies = _known("policy", _names(arguments.policies, default[0]), ALL_POLICIES)
     quantizers = _known("quantizer", _names(arguments.quantizers, default[1]), ALL_QUANTIZERS)
+    return [Scenario(policy=policy, quantizer=name) for policy in policies for name in quantizers]
+
+
+def _cases(
+    arguments: Namespace, scenarios: Sequence[Scenario], options: StressOptions, cuda: Cuda
+) -> list[Case]:
+    from crosscurrent.suite.stressed import CHECKPOINTS, cases
+
     checkpoints = _known("kind of checkpoint", _names(arguments.checkpoints, CHECKPOINTS), CHECKPOINTS)
-    scenarios = [Scenario(policy=p, quantizer=q) for p in policies for q in quantizers]
     return cases(scenarios, options, cuda, checkpoints)
+
+
+def _history(scenario: Scenario, cuda: Cuda, report: Path | None) -> int:
+    """The races of the past, in a table."""
+    from crosscurrent.stress.history import PAST_RACES, Shown, history_table
+    from crosscurrent.suite.history import history, judge
+    from crosscurrent.suite.layer import Verdict
+
+    shown: list[Shown] = []
+    with cuda.context(), progress() as bar:
+        task = bar.add_task("history", total=len(PAST_RACES) + 1)
+        for each in history(scenario):
+            shown.append(each)
+            bar.update(task, advance=1, description="unchanged" if each.race is None else each.race.name)
+    outcome = judge(shown)
+    output().print(history_table(shown))
+    say(f"{outcome.verdict.value}: {outcome.detail} ({scenario.name}, on {cuda.value})")
+    if report is not None:
+        write_json(report, _head(cuda, outcome.verdict.value) | {"history": [s.as_json() for s in shown]})
+    return ExitCode.GOOD if outcome.verdict is Verdict.HELD else ExitCode.BAD
 
 
 def _names(text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
@@ -301,18 +336,8 @@ def _as_json(
     *,
     complete: bool,
 ) -> dict[str, object]:
-    import torch
-
-    from crosscurrent import __version__
-
     verdict = "failed" if failures else "held" if complete else "no verdict"
-    return {
-        "format": JSON_FORMAT,
-        "version": JSON_VERSION,
-        "crosscurrent": __version__,
-        "torch": torch.__version__,
-        "cuda": cuda.name.lower(),
-        "verdict": verdict,
+    return _head(cuda, verdict) | {
         "complete": complete,
         "cases": [case.name for case in cases],
         "seeds": list(seeds),
@@ -321,4 +346,19 @@ def _as_json(
         "failures": [
             asdict(failure) | {"repeat": shlex.join(_repeat(failure, arguments))} for failure in failures
         ],
+    }
+
+
+def _head(cuda: Cuda, verdict: str) -> dict[str, object]:
+    import torch
+
+    from crosscurrent import __version__
+
+    return {
+        "format": JSON_FORMAT,
+        "version": JSON_VERSION,
+        "crosscurrent": __version__,
+        "torch": torch.__version__,
+        "cuda": cuda.name.lower(),
+        "verdict": verdict,
     }

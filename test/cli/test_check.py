@@ -228,7 +228,10 @@ def test_training_with_asynchronous_transfers_has_no_race() -> None:
     small = "--model.num_layers=2 --model.embed_size=16 --model.num_heads=2 --batch_size=1 --steps=2"
     caches = "--sequence_length=60 --kv_cache.cache_length=16 --grad.chunk_size=8 --grad.layers_per_cell=1"
     options = f"{small} {caches} --device=cuda --grad.async_cpu_transfer=True".split()
-    arguments = ["check", *SIMULATE, "--json", "out.json", "-m", "crosscurrent", "train", *options]
+    # A script and not `-m crosscurrent`: pytest loads installed plugins by a hook that runpy cannot use.
+    program = "import sys\nfrom crosscurrent.cli import main\nsys.exit(main(sys.argv[1:]))\n"
+    Path("program.py").write_text(program, encoding="utf-8")
+    arguments = ["check", *SIMULATE, "--json", "out.json", "program.py", "train", *options]
     assert main(arguments) == 0
     document = _json()
     assert len(document["lanes"]) >= 4  # the host and three streams

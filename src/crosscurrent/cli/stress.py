@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
-from rich.text import Text
 
 from crosscurrent.cli.arguments import command_parser
 from crosscurrent.cli.console import output, progress, say, say_above
 from crosscurrent.cli.exits import ExitCode, WrongUseError, as_wrong_use
 from crosscurrent.cli.files import result_file, write_json
 from crosscurrent.cli.interrupt import StopRequests
+from crosscurrent.cli.stress_results import Estimate, Results, failure_lines, head
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from crosscurrent.suite.stressed import StressOptions
     from crosscurrent.suite.verification import Cuda
 
-JSON_FORMAT = "crosscurrent stress"
-JSON_VERSION = 1
 STATE_FILE = ".crosscurrent-stress.json"
 
 
@@ -84,6 +81,7 @@ def parser() -> ArgumentParser:
         "--no_simulate", "--no-simulate", action="store_true", help="Run nothing on simulated CUDA."
     )
     options.add_argument("--json", metavar="FILE", help="Write the results there as JSON.")
+    options.add_argument("--html", metavar="FILE", help="Write the results there as one page.")
     return options
 
 
@@ -100,22 +98,34 @@ def run(arguments: Namespace) -> int:
         options = _options(arguments)
         scenarios = _scenarios(arguments)
         chosen = _cases(arguments, scenarios, options, cuda)
-    report = result_file(arguments.json)
+    report, page = result_file(arguments.json), result_file(arguments.html)
     if cuda is Cuda.NONE:
         say(f"nothing was run: the gradient's lanes need CUDA, and there is {cuda.value}")
         return ExitCode.NO_VERDICT
     if arguments.history:
         return _history(scenarios[0], cuda, report)
-    account = _account(arguments, [case.name for case in chosen], options, cuda)
+    names = tuple(case.name for case in chosen)
+    account = _account(arguments, names, options, cuda)
     stopped = _run(chosen, seeds, account, cuda, arguments)
-    failures, num_done = account.failures, account.num_done([case.name for case in chosen], seeds)
-    _conclude(failures, num_done, len(chosen) * len(seeds), cuda)
+    results = Results(
+        cases=names,
+        seeds=tuple(seeds),
+        failures=account.failures,
+        num_done=account.num_done(names, seeds),
+        cuda=cuda,
+        arguments=arguments,
+    )
+    results.conclude()
     if report is not None:
-        write_json(report, _as_json(failures, num_done, chosen, seeds, cuda, arguments, complete=not stopped))
-    if stopped:
+        write_json(report, results.as_json())
+    if page is not None:
+        from crosscurrent.report import html
+
+        html.write(results.as_report(), page)
+    if not results.complete:
         return stopped
     account.close()
-    return ExitCode.BAD if failures else ExitCode.GOOD
+    return ExitCode.BAD if results.failures else ExitCode.GOOD
 
 
 def _run(
@@ -131,7 +141,9 @@ def _run(
         all(account.has(name, seed) for seed in seeds) for name in names
     )
     say(f"{len(cases)} case(s) x {len(seeds)} seed(s) on {cuda.value}" + (", going on" if completed else ""))
-    estimate = _Estimate(len(seeds), total - completed)
+    for failure in account.failures:
+        _tell_failure(failure, arguments, say)
+    estimate = Estimate(len(seeds), total - completed)
     with StopRequests() as stop, progress() as bar:
         task = bar.add_task("stress", total=total, completed=completed)
         for result in campaign.run(cases, seeds, account):
@@ -147,40 +159,12 @@ def _tell(bar: Progress, task: TaskID, result: Result, arguments: Namespace) -> 
     seed = "as it is" if result.seed is None else f"seed {result.seed}"
     bar.update(task, advance=1, description=f"{result.case}: {seed}")
     for failure in result.failures:
-        for line in _failure_lines(failure, arguments):
-            say_above(bar, line)
+        _tell_failure(failure, arguments, partial(say_above, bar))
 
 
-class _Estimate:
-    """Says once how long all of it will take: after the first case was prepared, and two seeds were tried."""
-
-    def __init__(self, seeds: int, left: int) -> None:
-        self._seeds = seeds
-        self._left = left
-        self._preparation = 0.0
-        self._tried: list[float] = []
-        self._said = False
-
-    def after(self, result: Result) -> str | None:
-        """The sentence, when it is time for it."""
-        self._left -= 1
-        if result.seed is None:
-            self._preparation = result.seconds
-        else:
-            self._tried.append(result.seconds)
-        if self._said or len(self._tried) < min(2, self._seeds):
-            return None
-        self._said = True
-        cases = self._left / (self._seeds + 1)
-        seconds = cases * self._preparation + (self._left - cases) * sum(self._tried) / len(self._tried)
-        return f"this will take about {_duration(seconds)} more"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
+def _tell_failure(failure: Failure, arguments: Namespace, tell: Callable[[str], None]) -> None:
+    for line in failure_lines(failure, arguments):
+        tell(line)
 
 
 def _seeds(arguments: Namespace) -> list[int]:
@@ -210,24 +194,6 @@ def _options(arguments: Namespace) -> StressOptions:
     return options
 
 
-def _scenarios(arguments: Namespace) -> list[Scenario]:
-    from crosscurrent.suite.scenario import ALL_POLICIES, ALL_QUANTIZERS, POLICIES, QUANTIZERS, Scenario
-
-    default = (ALL_POLICIES, ALL_QUANTIZERS) if arguments.all else (POLICIES, QUANTIZERS)
-    policies = _known("policy", _names(arguments.policies, default[0]), ALL_POLICIES)
-    quantizers = _known("quantizer", _names(arguments.quantizers, default[1]), ALL_QUANTIZERS)
-    return [Scenario(policy=policy, quantizer=name) for policy in policies for name in quantizers]
-
-
-def _cases(
-    arguments: Namespace, scenarios: Sequence[Scenario], options: StressOptions, cuda: Cuda
-) -> list[Case]:
-    from crosscurrent.suite.stressed import CHECKPOINTS, cases
-
-    checkpoints = _known("kind of checkpoint", _names(arguments.checkpoints, CHECKPOINTS), CHECKPOINTS)
-    return cases(scenarios, options, cuda, checkpoints)
-
-
 def _history(scenario: Scenario, cuda: Cuda, report: Path | None) -> int:
     """The races of the past, in a table."""
     from crosscurrent.stress.history import PAST_RACES, Shown, history_table
@@ -244,8 +210,26 @@ def _history(scenario: Scenario, cuda: Cuda, report: Path | None) -> int:
     output().print(history_table(shown))
     say(f"{outcome.verdict.value}: {outcome.detail} ({scenario.name}, on {cuda.value})")
     if report is not None:
-        write_json(report, _head(cuda, outcome.verdict.value) | {"history": [s.as_json() for s in shown]})
+        write_json(report, head(cuda, outcome.verdict.value) | {"history": [s.as_json() for s in shown]})
     return ExitCode.GOOD if outcome.verdict is Verdict.HELD else ExitCode.BAD
+
+
+def _scenarios(arguments: Namespace) -> list[Scenario]:
+    from crosscurrent.suite.scenario import ALL_POLICIES, ALL_QUANTIZERS, POLICIES, QUANTIZERS, Scenario
+
+    default = (ALL_POLICIES, ALL_QUANTIZERS) if arguments.all else (POLICIES, QUANTIZERS)
+    policies = _known("policy", _names(arguments.policies, default[0]), ALL_POLICIES)
+    quantizers = _known("quantizer", _names(arguments.quantizers, default[1]), ALL_QUANTIZERS)
+    return [Scenario(policy=policy, quantizer=name) for policy in policies for name in quantizers]
+
+
+def _cases(
+    arguments: Namespace, scenarios: Sequence[Scenario], options: StressOptions, cuda: Cuda
+) -> list[Case]:
+    from crosscurrent.suite.stressed import CHECKPOINTS, cases
+
+    checkpoints = _known("kind of checkpoint", _names(arguments.checkpoints, CHECKPOINTS), CHECKPOINTS)
+    return cases(scenarios, options, cuda, checkpoints)
 
 
 def _names(text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
@@ -284,81 +268,3 @@ def _account(arguments: Namespace, names: Sequence[str], options: StressOptions,
         return Account.resume(path, identity)
     path.unlink(missing_ok=True)
     return Account(path, identity)
-
-
-def _failure_lines(failure: Failure, arguments: Namespace) -> list[str]:
-    when = "with nothing delayed" if failure.seed is None else f"with seed {failure.seed}"
-    lines = [f"FAILED {failure.case}, {when}", *(f"  {line}" for line in failure.what.splitlines())]
-    if failure.schedule is not None and failure.trace is not None:
-        replay = ["crosscurrent", "replay", failure.trace, failure.schedule]
-        lines.append(f"  replay:  {shlex.join(replay)}")
-    elif failure.schedule is not None:
-        lines.append(f"  schedule: {failure.schedule}")
-    return [*lines, f"  repeat:  {shlex.join(_repeat(failure, arguments))}"]
-
-
-def _repeat(failure: Failure, arguments: Namespace) -> list[str]:
-    """The one command that shows a failure again."""
-    policy, _, stored = failure.case.partition(", ")
-    quantizer, _, checkpoints = stored.partition(" ")
-    command = ["crosscurrent", "stress", "--policies", policy, "--quantizers", quantizer]
-    if checkpoints:
-        command += ["--checkpoints", checkpoints]
-    command += ["--seed", str(failure.seed or 0), "--delay_us", f"{arguments.delay_us:g}"]
-    if arguments.lanes is not None:
-        command += ["--lanes", arguments.lanes]
-    if arguments.how is not None:
-        command += ["--how", arguments.how]
-    return command
-
-
-def _conclude(failures: Sequence[Failure], num_done: int, total: int, cuda: Cuda) -> None:
-    failed = len({(failure.case, failure.seed) for failure in failures})
-    if num_done < total:
-        say(f"stopped after {num_done} of {total}; the same command with --continue goes on")
-    if failures:
-        output().print(Text(f"{failed} failed, listed above, in {num_done} run(s)", "bold red"))
-        return
-    where = "delays on this GPU" if cuda is cuda.REAL else "schedules of the recorded traces"
-    good = Text(f"nothing differed in {num_done} run(s)", "bold green" if num_done == total else "bold")
-    output().print(good, soft_wrap=True)
-    if num_done == total:
-        say(f"on and off are the same bits under all {where} that were tried; it proves nothing of others")
-
-
-def _as_json(
-    failures: Sequence[Failure],
-    num_done: int,
-    cases: Sequence[Case],
-    seeds: Sequence[int],
-    cuda: Cuda,
-    arguments: Namespace,
-    *,
-    complete: bool,
-) -> dict[str, object]:
-    verdict = "failed" if failures else "held" if complete else "no verdict"
-    return _head(cuda, verdict) | {
-        "complete": complete,
-        "cases": [case.name for case in cases],
-        "seeds": list(seeds),
-        "runs": num_done,
-        "delay_us": arguments.delay_us,
-        "failures": [
-            asdict(failure) | {"repeat": shlex.join(_repeat(failure, arguments))} for failure in failures
-        ],
-    }
-
-
-def _head(cuda: Cuda, verdict: str) -> dict[str, object]:
-    import torch
-
-    from crosscurrent import __version__
-
-    return {
-        "format": JSON_FORMAT,
-        "version": JSON_VERSION,
-        "crosscurrent": __version__,
-        "torch": torch.__version__,
-        "cuda": cuda.name.lower(),
-        "verdict": verdict,
-    }

@@ -20,7 +20,7 @@ from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.kvcache.replay_log import ReplayLog
 from crosscurrent.races.findings import Finding
-from crosscurrent.races.watch import watch
+from crosscurrent.races.watch import Watch, watch
 from crosscurrent.schedules import Prover, keep_values, save
 from crosscurrent.stress import DelayConfig, How, SeededReplays, delays
 from crosscurrent.stress.campaign import Case, Failure, Trial
@@ -159,6 +159,10 @@ def _words(lines: Sequence[str]) -> str:
     return "\n".join([*lines[:_SHOWN], *more])
 
 
+def _not_understood(seen: Watch) -> list[str]:
+    return [f"{what.op} was not understood: {what.reason}" for what in dict.fromkeys(seen.unknown)]
+
+
 class _Delayed:
     """A case on a real GPU: each seed is a run of its own, with delays."""
 
@@ -167,6 +171,7 @@ class _Delayed:
         with deterministic():
             self._off = self._run(flag=False, seed=None)
             self.problems = self._failures(self._run(flag=True, seed=None), None)
+            self.problems += self._races()
 
     def run(self, seed: int) -> list[Failure]:
         """Run with the flag on and the delays of one seed."""
@@ -185,6 +190,14 @@ class _Delayed:
         with delays(self._case.options.plan(seed)):
             values = two_batches(model)
         return values.on_host(model)
+
+    def _races(self) -> list[Failure]:
+        """What the detector says of a run with the flag on."""
+        model = self._case.model(flag=True)
+        with watch() as seen:
+            two_batches(model)
+        said = [*map(str, seen.findings), *_not_understood(seen)]
+        return [Failure(case=self._case.name, seed=None, what=what) for what in said]
 
     def _failures(self, on: Values, seed: int | None) -> list[Failure]:
         said = differences(self._off, on)
@@ -207,7 +220,7 @@ class _Replayed:
             said = differences(off, values.on_host(model))
             self.program = keeper.program()
             findings = seen.findings
-            said += [f"{what.op} was not understood: {what.reason}" for what in dict.fromkeys(seen.unknown)]
+            said += _not_understood(seen)
             del values, model, off_model
         self._replays = SeededReplays(self.program, case.options.plan)
         said += [f"program order gives another value of {name}" for name in self._replays.unfaithful]

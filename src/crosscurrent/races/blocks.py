@@ -23,7 +23,9 @@ Note [Reuse]
     An allocation takes the residue of its moment along, and its accesses are tested against that
     as against the block's own history: an allocation that nothing touches before a wait is no race.
     Residue ordered before the pool's own lane is harmless there, and for any other lane one missing
-    edge, that from the pool's lane; so only the last of each lane is kept of it.
+    edge, that from the pool's lane; so only the last of each lane is kept of it. What the pool's own lane
+    did is always of that kind, and nearly all that there is: it is kept as an ``Owed`` for writes and one
+    for reads, made into a residue only when it turns out to race.
 """
 
 from __future__ import annotations
@@ -48,14 +50,19 @@ Entry = tuple[int, Op, Access]
 NEVER: Entry = (0, Op(-1, HOST, "", -1, ()), Access(-1, Region(0, 1, 1), False))
 
 
+NOTHING: dict[Region, Entry] = {}
+"""The accesses of a history that has none."""
+
+
 class History:
     """What one lane did to one block; see Note [What is remembered of a block]."""
 
     __slots__ = ("last_read", "last_write", "limit", "reads", "writes")
 
     def __init__(self) -> None:
-        self.writes: dict[Region, Entry] = {}
-        self.reads: dict[Region, Entry] = {}
+        # Never changed in place while they are ``NOTHING``, which all histories share.
+        self.writes = NOTHING
+        self.reads = NOTHING
         self.last_write = NEVER
         self.last_read = NEVER
         self.limit = REGIONS
@@ -101,6 +108,10 @@ class Residue(NamedTuple):
     freed: Freed
 
 
+Owed = tuple[Entry, Free, int]
+"""An access of a pool's own lane that was not known to be done when its block was given back: the access, the
+free, and the call site of the allocation."""
+
 Key = tuple[bool] | tuple[bool, str, int, int]
 """What residue of a lane is kept apart: by whether it wrote, and by op, call site, and call site of the
 allocation, where the pool's own lane may still run into it."""
@@ -109,9 +120,11 @@ allocation, where the pool's own lane may still run into it."""
 class Pool:
     """Freed blocks that later allocations may be served from; see Note [Reuse]."""
 
-    __slots__ = ("residue", "snapshot")
+    __slots__ = ("own_read", "own_write", "residue", "snapshot")
 
     def __init__(self) -> None:
+        self.own_write: Owed | None = None
+        self.own_read: Owed | None = None
         self.residue: dict[int, dict[Key, Residue]] = {}
         self.snapshot: tuple[Residue, ...] | None = ()
 
@@ -120,15 +133,17 @@ class Pool:
         freed: Freed | None = None
         for lane, history in block.lanes.items():
             known = done[lane]
+            if lane == block.owner:
+                self._take_own(history, known, (free, block.site))
+                continue
             if history.done(known):
                 continue
             if freed is None:
-                freed = Freed(free.block, block.owner, block.site, free.site, free.index)
-            own = lane == block.owner
-            for entry in (history.last_write, history.last_read) if own else history.entries():
+                freed = freed_of(free, block.owner, block.site)
+            for entry in history.entries():
                 if entry[0] > known:
                     _, op, (_, _, write, *_) = entry
-                    key: Key = (write,) if own else (write, op.name, op.site, block.site)
+                    key: Key = (write, op.name, op.site, block.site)
                     group = self.residue.get(lane)
                     if group is None:
                         group = self.residue[lane] = {}
@@ -137,8 +152,17 @@ class Pool:
                         group[key] = Residue(lane, entry, freed)
             self.snapshot = None
 
+    def _take_own(self, history: History, known: int, freed: tuple[Free, int]) -> None:
+        """Keep the last write and the last read of the pool's own lane."""
+        entry = history.last_write
+        if entry[0] > known and (self.own_write is None or self.own_write[0][0] < entry[0]):
+            self.own_write = (entry, *freed)
+        entry = history.last_read
+        if entry[0] > known and (self.own_read is None or self.own_read[0][0] < entry[0]):
+            self.own_read = (entry, *freed)
+
     def hazards(self, host: Clock, owner: Clock) -> tuple[Residue, ...]:
-        """What may still run on memory that is handed out now."""
+        """What other lanes may still do to memory that is handed out now."""
         for lane in list(self.residue):
             group = self.residue[lane]
             last = 0
@@ -171,6 +195,8 @@ class Block:
         "memory",
         "mine",
         "nbytes",
+        "own_read",
+        "own_write",
         "owner",
         "pool",
         "site",
@@ -187,10 +213,24 @@ class Block:
         self.site = site
         self.lanes: dict[int, History] = {}
         self.hazards: tuple[Residue, ...] = ()
+        self.own_write: Owed | None = None
+        self.own_read: Owed | None = None
         self.told: frozenset[tuple[int, int, bool, int]] = frozenset()
         self.sole = -1
         self.mine = _UNUSED
         self.used: set[int] | None = None
+
+    @property
+    def is_haunted(self) -> bool:
+        """Whether the memory may still be in use by what was there before."""
+        return bool(self.hazards) or self.own_write is not None or self.own_read is not None
+
+    def owed(self) -> Iterable[Residue]:
+        """What the pool's own lane may still do to the memory."""
+        for owed in (self.own_write, self.own_read):
+            if owed is not None:
+                entry, free, site = owed
+                yield Residue(self.owner, entry, freed_of(free, self.owner, site))
 
     def hold(self, lane: int) -> None:
         """The allocator will hold the block back for ``lane``; for the pool's own lane it does not."""
@@ -198,6 +238,11 @@ class Block:
             if self.used is None:
                 self.used = set()
             self.used.add(lane)
+
+
+def freed_of(free: Free, owner: int, site: int) -> Freed:
+    """The block that ``free`` gave back to the pool of lane ``owner``; ``site`` allocated it."""
+    return Freed(free.block, owner, site, free.site, free.index)
 
 
 _UNUSED = History()

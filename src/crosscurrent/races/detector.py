@@ -7,7 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from crosscurrent.races.blocks import NEVER, REGIONS, SMALL_BLOCK, Block, Entry, History, Pool
+from crosscurrent.races.blocks import (
+    NEVER,
+    NOTHING,
+    REGIONS,
+    SMALL_BLOCK,
+    Block,
+    Entry,
+    History,
+    Pool,
+    Residue,
+)
 from crosscurrent.races.causes import Cause, RaceKind
 from crosscurrent.races.clocks import Clock, Clocks
 from crosscurrent.races.collector import Collector
@@ -112,7 +122,7 @@ class Detector:
             kept += 1 + len(block.hazards)
             kept += sum(len(history.writes) + len(history.reads) for history in block.lanes.values())
         for pool in self._pools.values():
-            kept += sum(map(len, pool.residue.values()))
+            kept += 2 + sum(map(len, pool.residue.values()))
         return kept
 
     # Accesses.
@@ -139,29 +149,37 @@ class Detector:
             if write:
                 if region[2] == block.nbytes:
                     # The write covers the whole block, so it replaces all that is ordered before it.
-                    history.writes.clear()
-                    history.reads.clear()
+                    history.writes = {region: entry}
+                    history.last_write = entry
+                    history.reads = NOTHING
                     history.last_read = NEVER
                     if block.sole == lane:
                         block.hazards = ()
+                        block.own_write = block.own_read = None
                         if len(block.lanes) != 1:
                             block.lanes = {lane: history}
-                writes = history.writes
-                writes[region] = history.last_write = entry
-                if len(writes) > history.limit:
-                    self._forget(block)
+                    continue
+                history.last_write = entry
+                entries = history.writes
+                if entries is NOTHING:
+                    history.writes = {region: entry}
+                    continue
             else:
-                reads = history.reads
-                reads[region] = history.last_read = entry
-                if len(reads) > history.limit:
-                    self._forget(block)
+                history.last_read = entry
+                entries = history.reads
+                if entries is NOTHING:
+                    history.reads = {region: entry}
+                    continue
+            entries[region] = entry
+            if len(entries) > history.limit:
+                self._forget(block)
 
     def _host_access(self, op: Op, access: Access, clock: Clock) -> None:
         """Test an access of the host; it leaves nothing behind, for nothing issued later can precede it."""
         block = self._blocks.get(access.block)
         if block is None:
             block = self._unannounced(access.block, op)
-        if block.lanes or block.hazards:
+        if block.lanes or block.is_haunted:
             self._test(block, op, access, clock)
             for lane in [lane for lane in block.lanes if block.lanes[lane].done(clock[lane])]:
                 del block.lanes[lane]
@@ -170,7 +188,7 @@ class Detector:
     def _compare(self, block: Block, op: Op, access: Access, clock: Clock) -> History:
         """Test an access against what other lanes did; returns its own lane's history."""
         lane = op.lane
-        if lane != HOST and not block.lanes and not block.hazards:
+        if lane != HOST and not block.lanes and not block.is_haunted:
             block.mine = block.lanes[lane] = History()
             block.sole = lane
             return block.mine
@@ -207,18 +225,24 @@ class Detector:
                 if access.write:
                     self._meet(block, RaceKind.WRITE_AFTER_READ, other, history.reads, known, op, access)
         for residue in block.hazards:
-            other = residue.lane
-            if other == lane or residue.entry[0] <= clock[other]:
-                continue
-            clean = False
-            # Judged at the first unordered access of each lane: its later ones tell nothing new.
-            told = (residue.freed.block, residue.entry[1].index, residue.entry[2].write, lane)
-            if (access.write or residue.entry[2].write) and told not in block.told:
-                block.told |= {told}
-                self._found.race(
-                    RaceKind.REUSE, other, residue.entry, op, access, block.memory, freed=residue.freed
-                )
+            if residue.lane != lane and residue.entry[0] > clock[residue.lane]:
+                clean = False
+                self._reuse(block, residue, op, access)
+        if lane != block.owner and (block.own_write is not None or block.own_read is not None):
+            for residue in block.owed():
+                if residue.entry[0] > clock[residue.lane]:
+                    clean = False
+                    self._reuse(block, residue, op, access)
         return clean
+
+    def _reuse(self, block: Block, residue: Residue, op: Op, access: Access) -> None:
+        """Report an access to memory that is still used as what it was before, if one of the two writes."""
+        _, entry, freed = residue
+        # Judged at the first unordered access of each lane: its later ones tell nothing new.
+        told = (freed.block, entry[1].index, entry[2].write, op.lane)
+        if (access.write or entry[2].write) and told not in block.told:
+            block.told |= {told}
+            self._found.race(RaceKind.REUSE, residue.lane, entry, op, access, block.memory, freed=freed)
 
     def _meet(
         self,
@@ -264,16 +288,21 @@ class Detector:
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = Pool()
+            self._clocks.of(owner)  # clocks have room for all lanes of which there is a history
         block = self._blocks[number] = Block(nbytes, memory, owner, pool, site)
-        if fresh and pool.residue:
+        if not fresh:
+            return
+        block.own_write = pool.own_write
+        block.own_read = pool.own_read
+        if pool.residue:
             clock = self._clocks.of(owner)
             block.hazards = pool.hazards(self._clocks.host, clock)
-            if owner != HOST:
-                for lane, entry, _ in block.hazards:
-                    if entry[0] > clock[lane]:
-                        return
-                block.mine = block.lanes[owner] = History()
-                block.sole = owner
+            for lane, entry, _ in block.hazards:
+                if entry[0] > clock[lane]:
+                    return
+        if owner != HOST:
+            block.mine = block.lanes[owner] = History()
+            block.sole = owner
 
     def _free(self, free: Free) -> None:
         block = self._blocks.pop(free.block, None)
@@ -284,8 +313,9 @@ class Detector:
             self._not_understood(_homeless(free))
             return
         done = self._clocks.host
-        for lane in block.used or ():
-            done = list(map(max, done, self._clocks.of(lane)))
+        if block.used:
+            for lane in block.used:
+                done = list(map(max, done, self._clocks.of(lane)))
         pool.take_back(block, free, done)
 
     def _use_stream(self, use: UseStream) -> None:

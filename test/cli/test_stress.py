@@ -6,6 +6,7 @@ import itertools
 import json
 import shlex
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from crosscurrent.cli import main
 from crosscurrent.gradient import transfer
 from crosscurrent.stress.campaign import Trial
+from crosscurrent.stress.history import PAST_RACES
+from crosscurrent.suite import history
 from crosscurrent.suite.stressed import GradientCase
 
 simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -83,7 +86,7 @@ def test_a_failure_prints_the_one_command_that_repeats_it(
 
     monkeypatch.setattr(transfer.Incoming, "fetch", fetch)
     options = ["--seeds", "1", "--delay_us", "200", "--lanes", "main", "--json", "out.json", "--save", "."]
-    assert main([*ONE_CASE, *options]) == 1
+    assert main([*ONE_CASE, *options, "--html", "out.html"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "FAILED lastrec, default, with nothing delayed" in lines
     assert "FAILED lastrec, default, with seed 0" in lines
@@ -94,9 +97,25 @@ def test_a_failure_prints_the_one_command_that_repeats_it(
         "crosscurrent stress --policies lastrec --quantizers default --seed 0 --delay_us 200 --lanes main"
     )
     assert _json()["failures"][-1]["repeat"] == repeat
+    page = Path("out.html").read_text(encoding="utf-8")
+    assert page.count(repeat) >= 1
+    assert "2 failed in 1 run(s)." in page
     replay = [line.partition("replay:")[2].strip() for line in lines if "replay:" in line][-1]
     assert main(shlex.split(replay)[1:]) == 1
     assert "elements changed" in capsys.readouterr().out
+
+
+def test_the_races_of_the_past_in_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first of them only; ``test_history`` shows all."""
+    monkeypatch.setattr(history, "history", partial(history.history, races=PAST_RACES[:1]))
+    assert main(["stress", "--history", "--json", "out.json"]) == 0
+    output = capsys.readouterr().out
+    assert PAST_RACES[0].name in output
+    assert "held: 1 races of the past named and witnessed" in output
+    assert [shown["name"] for shown in _json()["history"]] == [PAST_RACES[0].name, "unchanged"]
+    assert _json()["verdict"] == "held"
 
 
 @simulated_only

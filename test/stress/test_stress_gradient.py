@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import crosscurrent
 from crosscurrent.errors import WrongUseError
 from crosscurrent.schedules import Schedule, load, run_schedule
 from crosscurrent.stress.campaign import Case, Trial
 from crosscurrent.suite.scenario import Scenario, scenarios
-from crosscurrent.suite.stressed import GradientCase, StressOptions, Values, cases, differences
+from crosscurrent.suite.stressed import GradientCase, StressOptions, Values, _Delayed, cases, differences
 from crosscurrent.suite.verification import Cuda
 
 simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -59,6 +60,33 @@ def test_a_forgotten_wait_is_a_race_and_some_seeds_show_it(tmp_path_factory: pyt
     assert str(Schedule.parse(failure.schedule, program)) == failure.schedule
     assert str(run_schedule(program, failure.schedule).changes[0]) == failure.what.splitlines()[0]
     trial.close()
+
+
+@simulated_only
+def test_on_a_device_every_seed_is_a_run_with_delays() -> None:
+    """What a GPU does, on simulated CUDA: there values never differ, but all of it runs."""
+    case = GradientCase(
+        scenario=LASTREC, checkpoints="kv_checkpoints", options=StressOptions(), cuda=Cuda.REAL
+    )
+    with crosscurrent.simulate():
+        trial = case.prepare()
+        assert list(trial.problems) == []
+        assert [list(trial.run(seed)) for seed in range(2)] == [[], []]
+        trial.close()
+
+
+@simulated_only
+@pytest.mark.usefixtures("_forgotten_wait")
+def test_on_a_device_the_detector_looks_at_a_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = GradientCase(
+        scenario=LASTREC, checkpoints="kv_checkpoints", options=StressOptions(), cuda=Cuda.REAL
+    )
+    # Without the runs whose values are compared, that of the detector is the first, which has the mistake.
+    with crosscurrent.simulate(), monkeypatch.context() as patched:
+        patched.setattr(_Delayed, "_failures", lambda *_: [])
+        patched.setattr(_Delayed, "_run", lambda *_, **__: Values({}))
+        (race,) = case.prepare().problems
+    assert race.what.startswith("write-after-read on device memory")
 
 
 def test_what_differs_is_said_and_nothing_else() -> None:

@@ -201,7 +201,7 @@ def test_everything_is_put_back() -> None:
 
 
 def test_an_edge_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(crosscurrent.WrongUseError, match="0 calls of wait_event were made at 'nowhere.py:3'"):
+    with pytest.raises(crosscurrent.WrongUseError, match="0 calls of wait_event were made"):
         num_races(Pipeline().by_event, drop_edge("nowhere.py:3", call="wait_event"))
     with pytest.raises(crosscurrent.WrongUseError, match="number 6 was wanted"):
         num_races(Pipeline().by_event, drop_edge("Pipeline.wait", occurrence=6))

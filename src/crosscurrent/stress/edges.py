@@ -149,10 +149,11 @@ def _changing(edge: ChangedEdge) -> Iterator[ChangedEdge]:
     finally:
         wrapped.restore()
     if not edge.changed:
-        which = (
-            f"{edge.calls} sync calls, but not number {edge.occurrence}," if edge.calls else "no sync call"
+        wanted = "" if edge.occurrence is None else f", and number {edge.occurrence} was wanted"
+        raise WrongUseError(
+            f"nothing was changed: {edge.calls} calls of {edge.call or 'any kind'} were made at "
+            f"{edge.where!r}{wanted}"
         )
-        raise WrongUseError(f"{which} {edge.call or ''} made at {edge.where!r}: nothing was changed".strip())
 
 
 class _Wrapped:

@@ -1,0 +1,55 @@
+"""The schedules layer: the gradient as it is holds, and one wait less does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from crosscurrent.stress.edges import drop_edge
+from crosscurrent.suite.experiment import make_batches
+from crosscurrent.suite.layer import Verdict
+from crosscurrent.suite.recorded import make_model, record
+from crosscurrent.suite.scenario import Scenario, scenarios
+from crosscurrent.suite.schedules import Schedules, judge
+from crosscurrent.suite.verification import Cuda
+
+LASTREC = Scenario(policy="lastrec", quantizer="default")
+
+
+@pytest.fixture(autouse=True)
+def _cuda() -> Iterator[None]:
+    with Cuda.available().context():
+        yield
+
+
+def short() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    ids, targets = make_batches()[0]
+    return [(ids[:, :40], targets[:, :37])]
+
+
+def test_the_gradient_gives_the_same_bits_in_other_schedules() -> None:
+    program = record(make_model(LASTREC), short(), keep=True).program
+    assert program is not None
+    outcome = judge(program)
+    assert outcome.verdict is Verdict.HELD, outcome.detail
+    assert "bounded" in outcome.detail
+
+
+@pytest.mark.parametrize("where", ["Outgoing.send", "Incoming.receive"])
+def test_without_a_wait_it_does_not(where: str) -> None:
+    with drop_edge(where, call="wait_event"):
+        program = record(make_model(LASTREC), short(), keep=True).program
+    assert program is not None
+    outcome = judge(program)
+    assert outcome.verdict is Verdict.FAILED
+    assert "schedules differ" in outcome.detail
+    assert "batch 1 " in outcome.detail
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("scenario", scenarios(everything=True), ids=lambda scenario: scenario.name)
+def test_the_layer_holds(scenario: Scenario) -> None:
+    outcome = Schedules().check(scenario)
+    assert outcome.verdict is Verdict.HELD, outcome.detail

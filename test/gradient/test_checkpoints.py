@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.checkpoints import CheckpointFormat, Kind, Layout, Shapes
 from crosscurrent.gradient.plan import make_plan
-from crosscurrent.gradient.windows import make_cache
+from crosscurrent.kvcache.buffers import PlainKVBuffer
 from crosscurrent.kvcache.names import CacheConfig
 from crosscurrent.kvcache.policies import make_policy
 from crosscurrent.kvcache.replay_log import num_slots
@@ -79,7 +79,10 @@ def test_a_layer_input_comes_back_within_the_quantizers_bound(name: str) -> None
 def test_a_kv_checkpoint_restores_what_is_filled_and_leaves_the_rest(column_index: int) -> None:
     fmt = make_format()
     column, row = fmt.plan.columns[column_index], fmt.plan.rows[0]
-    caches = [make_cache((2, 3, LENGTHS[layer], 4), dtype=torch.float32, device=CPU) for layer in row.layers]
+    caches = [
+        PlainKVBuffer.empty((2, 3, LENGTHS[layer], 4), dtype=torch.float32, device=CPU)
+        for layer in row.layers
+    ]
     for cache in caches:
         cache.entries_NGLD.normal_()
     before = [cache.entries_NGLD.clone() for cache in caches]

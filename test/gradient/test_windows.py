@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from crosscurrent.gradient import windows
-from crosscurrent.gradient.windows import LayerCache, advance_column, attend_column, make_cache, pass_column
-from crosscurrent.kvcache.names import CacheConfig
+from crosscurrent.gradient.windows import advance_column, attend_column, pass_column
+from crosscurrent.kvcache.buffers import PackedKVBuffer, PlainKVBuffer, make_buffer
+from crosscurrent.kvcache.names import BufferKind, CacheConfig
 from crosscurrent.kvcache.placement import Eviction, GroupedEviction
 from crosscurrent.kvcache.policies import make_policy
+from crosscurrent.kvcache.quantize import make_quantizer
 from crosscurrent.model.attention import attention
 
 BATCH, HEADS, GROUPS, LENGTH, SIZE = 2, 4, 2, 7, 4
@@ -35,9 +37,9 @@ def entries(heads: int, tokens: int) -> Tensor:
     return torch.randn(BATCH, heads, tokens, SIZE, dtype=torch.float64)
 
 
-def cache() -> LayerCache:
+def cache() -> PlainKVBuffer:
     shape = BATCH, GROUPS, LENGTH, SIZE
-    return make_cache(shape, dtype=torch.float64, device=CPU, with_gradient=True)
+    return PlainKVBuffer.empty(shape, dtype=torch.float64, device=CPU, with_gradient=True)
 
 
 def out_of_place(
@@ -50,7 +52,8 @@ def out_of_place(
         chunk = slice(start, start + eviction.chunk_length)
         start = chunk.stop
         new = torch.cat([k[:, :, chunk], v[:, :, chunk]])
-        moved = slots[:, :, eviction.occupied_tail]
+        # The tail's occupied slots: as many as entries go, and none while there is room.
+        moved = slots[:, :, eviction.tail.start : eviction.tail.start + eviction.num_evicted]
         if isinstance(eviction, GroupedEviction):
             index = eviction.slots_BGm.long().repeat(2, 1, 1).unsqueeze(-1).expand_as(moved)
             slots = slots.scatter(2, index, moved)
@@ -119,6 +122,45 @@ def test_advancing_moves_the_cache_as_passing_does(policy: str) -> None:
     assert torch.equal(passed.entries_NGLD, advanced.entries_NGLD)
 
 
+@pytest.mark.parametrize("policy", ["lastrec", "h2o"])
+@pytest.mark.parametrize("kind", [BufferKind.QUANTIZED8, BufferKind.QUANTIZED4], ids=lambda k: k.value)
+def test_a_packed_cache_gives_what_entries_sent_through_its_quantizer_give(
+    kind: BufferKind, policy: str
+) -> None:
+    torch.manual_seed(0)
+    shape = BATCH, GROUPS, LENGTH, SIZE
+    packed = make_buffer(kind, shape, dtype=torch.float64, device=CPU)
+    assert isinstance(packed, PackedKVBuffer)
+    plain = PlainKVBuffer.empty(shape, dtype=torch.float64, device=CPU, quantizer=make_quantizer(kind))
+    placed = evictions(policy, [7, 3, 3, 1, 5, 2])
+    # Columns at the left edge, in the middle, and one that displaces nearly everything.
+    for column in (placed[:1], placed[1:4], placed[4:]):
+        tokens = sum(eviction.chunk_length for eviction in column)
+        q, k, v = entries(HEADS, tokens), entries(GROUPS, tokens), entries(GROUPS, tokens)
+        assert torch.equal(pass_column(q, k, v, packed, column), pass_column(q, k, v, plain, column))
+        assert torch.equal(packed.unpack(packed.parts), plain.entries_NGLD)
+
+
+@pytest.mark.parametrize("policy", ["lastrec", "h2o"])
+@pytest.mark.parametrize("kind", list(BufferKind), ids=lambda k: k.value)
+def test_chunks_placed_one_by_one_leave_what_a_column_leaves(kind: BufferKind, policy: str) -> None:
+    torch.manual_seed(0)
+    shape = BATCH, GROUPS, LENGTH, SIZE
+    at_once, one_by_one = (make_buffer(kind, shape, dtype=torch.float64, device=CPU) for _ in range(2))
+    placed = evictions(policy, [3, 2, 5, 3, 3, 6])
+    for column in (placed[:2], placed[2:]):
+        tokens = sum(eviction.chunk_length for eviction in column)
+        k, v = entries(GROUPS, tokens), entries(GROUPS, tokens)
+        advance_column(k, v, at_once, column)
+        opened, start = one_by_one.open(k, v, column[0].filled_before), 0
+        for eviction in column:
+            opened.place(eviction, slice(start, start + eviction.chunk_length))
+            start += eviction.chunk_length
+        filled = column[-1].filled_after
+        for of_all, of_each in zip(at_once.parts, one_by_one.parts, strict=True):
+            assert torch.equal(of_all[:, :, :filled], of_each[:, :, :filled])
+
+
 def test_equal_chunks_after_the_cache_is_full_are_one_batch() -> None:
     placed = evictions("lastrec", [7, 3, 3, 3, 2])
     pool = torch.zeros(2 * BATCH, GROUPS, 18, SIZE)
@@ -132,7 +174,7 @@ def test_equal_chunks_after_the_cache_is_full_are_one_batch() -> None:
 
 def test_half_precision_adds_its_cache_gradients_in_float32() -> None:
     shape = BATCH, GROUPS, LENGTH, SIZE
-    live = make_cache(shape, dtype=torch.bfloat16, device=CPU, with_gradient=True)
+    live = PlainKVBuffer.empty(shape, dtype=torch.bfloat16, device=CPU, with_gradient=True)
     assert live.grads_NGLD is not None
     assert live.grads_NGLD.dtype == torch.float32
     q, k, v = (entries(heads, 8).bfloat16().requires_grad_() for heads in (HEADS, GROUPS, GROUPS))

@@ -1,158 +1,185 @@
-"""Buffers: what is written is what is seen, moved with its slot, and taken back to the bit."""
+"""Buffers: what is placed is what is seen, moved with its slot, and packed once."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from crosscurrent.kvcache.buffers import Buffer, KVBuffer, Overwritten, PackedKVBuffer, make_buffer
+from crosscurrent.kvcache import buffers
+from crosscurrent.kvcache.buffers import KVBuffer, PackedKVBuffer, PlainKVBuffer, make_buffer
 from crosscurrent.kvcache.names import BufferKind, CacheConfig
 from crosscurrent.kvcache.placement import Eviction
 from crosscurrent.kvcache.policies import make_policy
-from crosscurrent.kvcache.quantize import make_quantizer, round_trip
+from crosscurrent.kvcache.quantize import Packed, TorchQuantized, make_quantizer, packed_bytes, round_trip
 
-B, G, L, D = 2, 2, 7, 5
-LENGTHS = [7, 3, 1, 5, 7]
+B, G, L = 2, 2, 7
+CPU = torch.device("cpu")
+COLUMNS = [[7], [3, 1, 2], [5], [7], [1, 1, 4]]
 KINDS = pytest.mark.parametrize("kind", list(BufferKind), ids=lambda k: k.value)
+PACKED = pytest.mark.parametrize(
+    "kind", [BufferKind.QUANTIZED8, BufferKind.QUANTIZED4], ids=lambda k: k.value
+)
 POLICIES = pytest.mark.parametrize("policy", ["lastrec", "h2o"])
 
 
-def entries(length: int, seed: int) -> tuple[Tensor, Tensor]:
-    keys, values = torch.randn(2, B, G, length, D, generator=torch.Generator().manual_seed(seed))
-    return keys, values
-
-
-def evictions(policy_name: str, lengths: list[int], *, batch_size: int = B) -> list[Eviction]:
+def evictions(policy_name: str) -> list[list[Eviction]]:
+    """Those of COLUMNS, chunk by chunk."""
     generator = torch.Generator().manual_seed(0)
     policy = make_policy(CacheConfig.from_name(policy_name, cache_length=L), 0)
-    policy.reset(batch_size, G, torch.device("cpu"))
-    result = []
-    for length in lengths:
-        result.append(policy.place(length))
-        policy.observe(result[-1], torch.rand(batch_size, G, result[-1].filled_after, generator=generator))
+    policy.reset(B, G, CPU)
+    result: list[list[Eviction]] = []
+    for column in COLUMNS:
+        result.append([])
+        for length in column:
+            eviction = policy.place(length)
+            policy.observe(eviction, torch.rand(B, G, eviction.filled_after, generator=generator))
+            result[-1].append(eviction)
     return result
 
 
-def write_all(
-    buffer: Buffer, placed: list[Eviction]
-) -> tuple[list[Overwritten], list[tuple[Tensor, Tensor]]]:
-    """Write one chunk after the other; what each displaced, and what was seen after each."""
-    displaced, seen = [], []
-    for i, eviction in enumerate(placed):
-        displaced.append(buffer.write(eviction, *entries(eviction.chunk_length, seed=i)))
-        keys, values = buffer.view(eviction.filled_after)
-        seen.append((keys.clone(), values.clone()))
-    return displaced, seen
+def place_all(
+    buffer: KVBuffer, placed: Sequence[Sequence[Eviction]], entries: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Place all columns of entries [2, B, G, T, D]; the keys and values that each chunk saw."""
+    seen, start = [], 0
+    for column in placed:
+        stops = list(itertools.accumulate((each.chunk_length for each in column), initial=0))
+        keys, values = entries[:, :, :, start : start + stops[-1]]
+        opened = buffer.open(keys, values, column[0].filled_before)
+        for eviction, first, stop in zip(column, stops, stops[1:], strict=False):
+            keys, values = opened.place(eviction, slice(first, stop))
+            seen.append((keys.clone(), values.clone()))
+        start += stops[-1]
+    return seen
 
 
-@KINDS
+def draw(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    num_tokens = sum(map(sum, COLUMNS))
+    return torch.randn(2, B, G, num_tokens, size, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def plain(size: int, dtype: torch.dtype = torch.float32) -> PlainKVBuffer:
+    return PlainKVBuffer.empty((B, G, L, size), dtype=dtype, device=CPU)
+
+
+def assert_same(got: list[tuple[Tensor, Tensor]], want: list[tuple[Tensor, Tensor]]) -> None:
+    assert len(got) == sum(map(len, COLUMNS))
+    for each, expected in zip(got, want, strict=True):
+        assert torch.equal(each[0], expected[0])
+        assert torch.equal(each[1], expected[1])
+
+
+# One block of odd length, one that is even, two blocks: parts with rows of 1 to 256 numbers.
+@pytest.mark.parametrize("size", [1, 5, 8, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@PACKED
 @POLICIES
-def test_unwriting_walks_back_to_the_bit(kind: BufferKind, policy: str) -> None:
-    placed = evictions(policy, LENGTHS)
-    buffer = make_buffer(kind, (B, G, L, D), dtype=torch.float32, device=torch.device("cpu"))
-    displaced, seen = write_all(buffer, placed)
-    for i in reversed(range(1, len(placed))):
-        buffer.unwrite(placed[i], displaced[i])
-        for got, want in zip(buffer.view(placed[i].filled_before), seen[i - 1], strict=True):
-            assert torch.equal(got, want)
+def test_a_packed_cache_holds_what_went_through_the_quantizer_once(
+    kind: BufferKind, policy: str, dtype: torch.dtype, size: int
+) -> None:
+    placed, entries = evictions(policy), draw(size, dtype)
+    packed = make_buffer(kind, (B, G, L, size), dtype=dtype, device=CPU)
+    got = place_all(packed, placed, entries)
+    stored = round_trip(make_quantizer(kind), entries)
+    want = place_all(plain(size, dtype), placed, stored)
+    assert_same(got, want)
+    # What is at rest after the last chunk says the same as what the chunk saw.
+    assert torch.equal(packed.unpack(packed.parts), torch.cat(want[-1]))
 
 
-@KINDS
+@PACKED
+def test_the_comparison_notices_entries_that_were_packed_twice(kind: BufferKind) -> None:
+    """The bad twin: through the quantizer a second time, some entries change."""
+    quantizer, entries = make_quantizer(kind), draw(8)
+    once = round_trip(quantizer, entries)
+    assert not torch.equal(round_trip(quantizer, once), once)
+
+
+class Counting(TorchQuantized):
+    """Counts the rows that it packs."""
+
+    num_rows = 0
+
+    def quantize_(self, source: Tensor, out: Packed, scratch: Tensor | None) -> None:
+        self.num_rows += source[..., 0].numel()
+        super().quantize_(source, out, scratch)
+
+
 @POLICIES
-def test_entries_are_quantized_once_when_they_are_written(kind: BufferKind, policy: str) -> None:
-    """A packed cache holds what a plain one holds of entries that went through the quantizer."""
-    placed = evictions(policy, LENGTHS)
-    packed = make_buffer(kind, (B, G, L, D), dtype=torch.float32, device=torch.device("cpu"))
-    plain = KVBuffer(torch.zeros(B, G, L, D), torch.zeros(B, G, L, D))
-    quantizer = make_quantizer(kind)
-    for i, eviction in enumerate(placed):
-        k, v = entries(eviction.chunk_length, seed=i)
-        packed.write(eviction, k, v)
-        plain.write(eviction, round_trip(quantizer, k), round_trip(quantizer, v))
-        views = packed.view(eviction.filled_after), plain.view(eviction.filled_after)
-        for got, want in zip(*views, strict=True):
-            assert torch.equal(got, want)
+def test_each_entry_is_packed_once(policy: str) -> None:
+    quantizer, entries = Counting(8), draw(8)
+    packed = PackedKVBuffer(quantizer, (B, G, L, 8), dtype=torch.float32, device=CPU)
+    place_all(packed, evictions(policy), entries)
+    assert quantizer.num_rows == entries[..., 0].numel()
+
+
+@PACKED
+def test_pieces_change_nothing(kind: BufferKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    placed, entries = evictions("h2o"), draw(5)
+
+    def run() -> list[tuple[Tensor, Tensor]]:
+        return place_all(make_buffer(kind, (B, G, L, 5), dtype=torch.float32, device=CPU), placed, entries)
+
+    want = run()
+    # One slot, two slots, and less than a slot.
+    for num_bytes in (2 * B * G * 5 * 4, 2 * 2 * B * G * 5 * 4, 1):
+        monkeypatch.setattr(buffers, "_SCRATCH_BYTES", num_bytes)
+        assert_same(run(), want)
 
 
 @POLICIES
 def test_the_chunk_is_seen_at_the_tail(policy: str) -> None:
-    buffer = KVBuffer(torch.zeros(B, G, L, D), torch.zeros(B, G, L, D))
-    for i, eviction in enumerate(evictions(policy, LENGTHS)):
-        k, v = entries(eviction.chunk_length, seed=i)
-        buffer.write(eviction, k, v)
-        keys, values = buffer.view(eviction.filled_after)
-        assert torch.equal(keys[:, :, -eviction.chunk_length :], k)
-        assert torch.equal(values[:, :, -eviction.chunk_length :], v)
+    placed, entries = evictions(policy), draw(5)
+    seen = place_all(plain(5), placed, entries)
+    start = 0
+    for eviction, (keys, values) in zip(itertools.chain(*placed), seen, strict=True):
+        tokens = slice(start, start + eviction.chunk_length)
+        assert keys.shape == (B, G, eviction.filled_after, 5)
+        assert torch.equal(keys[:, :, -eviction.chunk_length :], entries[0, :, :, tokens])
+        assert torch.equal(values[:, :, -eviction.chunk_length :], entries[1, :, :, tokens])
+        start = tokens.stop
 
 
-def test_a_default_view_is_in_place() -> None:
-    keys = torch.zeros(B, G, L, D)
-    view, _ = KVBuffer(keys, torch.zeros_like(keys)).view(3)
-    assert view.data_ptr() == keys.data_ptr()
-    assert view.shape == (B, G, 3, D)
+def test_a_plain_cache_is_seen_in_place() -> None:
+    buffer = plain(5)
+    keys, values = draw(5)[:, :, :, :3]
+    eviction = evictions("lastrec")[0][0]
+    seen, _ = buffer.open(*draw(5)[:, :, :, :7], 0).place(eviction, slice(None))
+    assert seen.data_ptr() == buffer.entries_NGLD.data_ptr()
+    assert buffer.unpack(buffer.parts) is buffer.entries_NGLD
+    (packed,) = buffer.pack(keys, values)
+    assert torch.equal(packed, torch.cat([keys, values]))
 
 
-@pytest.mark.parametrize(("kind", "parts"), [(BufferKind.DEFAULT, 1), (BufferKind.QUANTIZED4, 2)])
-def test_what_was_displaced_is_as_long_as_the_eviction(kind: BufferKind, parts: int) -> None:
-    placed = evictions("h2o", [6, 3])
-    buffer = make_buffer(kind, (B, G, L, D), dtype=torch.float32, device=torch.device("cpu"))
-    displaced, _ = write_all(buffer, placed)
-    assert [rows.shape[2] for overwritten in displaced for rows in overwritten.keys] == [0] * parts + [
-        2
-    ] * parts
+@PACKED
+@pytest.mark.parametrize("size", [5, 256])
+def test_a_packed_cache_takes_the_bytes_of_its_packed_form(kind: BufferKind, size: int) -> None:
+    buffer = make_buffer(kind, (B, G, L, size), dtype=torch.bfloat16, device=CPU)
+    num_bytes = sum(part.untyped_storage().nbytes() for part in buffer.parts)
+    assert num_bytes == packed_bytes(make_quantizer(kind), (2 * B, G, L, size), torch.bfloat16)
+    assert all(part.shape[:3] == (2 * B, G, L) and part.dim() == 4 for part in buffer.parts)
 
 
-def test_kinds() -> None:
-    for kind in BufferKind:
-        buffer = make_buffer(kind, (B, G, L, D), dtype=torch.float32, device=torch.device("cpu"))
-        assert isinstance(buffer, KVBuffer if kind is BufferKind.DEFAULT else PackedKVBuffer)
+@KINDS
+def test_kinds(kind: BufferKind) -> None:
+    buffer = make_buffer(kind, (B, G, L, 5), dtype=torch.float32, device=CPU)
+    assert isinstance(buffer, PlainKVBuffer if kind is BufferKind.DEFAULT else PackedKVBuffer)
 
 
-def test_keys_and_values_must_match() -> None:
-    with pytest.raises(ValueError, match=r"\[2, 2, 7, 5\] and \[2, 2, 6, 5\]"):
-        KVBuffer(torch.zeros(B, G, L, D), torch.zeros(B, G, L - 1, D))
-
-
-class TestGradient:
-    """`unwrite_gradient_` against autograd through an out-of-place write."""
-
-    @POLICIES
-    @pytest.mark.parametrize("lengths", [[7, 3, 1, 5, 7], [2, 1, 3, 4], [3, 6], [1, 7]])
-    def test_the_gradient_of_a_write(self, policy: str, lengths: list[int]) -> None:
-        for eviction in evictions(policy, lengths):
-            cache = torch.randn(B, G, L, D, dtype=torch.float64)
-            cache[:, :, eviction.filled_before :] = 0
-            cache.requires_grad_()
-            new = torch.randn(B, G, eviction.chunk_length, D, dtype=torch.float64, requires_grad=True)
-            after = self.out_of_place(eviction, cache, new)
-            written = cache.detach().clone()
-            eviction.write_(written, new.detach())
-            assert torch.equal(after[:, :, : eviction.filled_after], written[:, :, : eviction.filled_after])
-            grad = torch.randn(after.shape, dtype=torch.float64)
-            grad[:, :, eviction.filled_after :] = 0  # nobody can see an empty slot
-            want_cache, want_new = torch.autograd.grad(
-                after, (cache, new), grad, allow_unused=True, materialize_grads=True
-            )
-            got_cache = grad.clone()
-            got_new = eviction.unwrite_gradient_(got_cache)
-            # Only copies: to the bit.
-            assert torch.equal(got_new, want_new)
-            want_cache[:, :, eviction.filled_before :] = 0
-            assert torch.equal(got_cache, want_cache)
-
-    @staticmethod
-    def out_of_place(eviction: Eviction, cache: Tensor, new: Tensor) -> Tensor:
-        """Slot by slot: who is in it after the write."""
-        slots = torch.arange(L, dtype=torch.float64).view(1, 1, L, 1).expand(B, G, L, 1).clone()
-        dest = eviction.take(slots).long()[..., 0]
-        rows = []
-        for b in range(B):
-            for g in range(G):
-                holder = [cache[b, g, slot] for slot in range(L)]
-                for i, slot in enumerate(dest[b, g].tolist()):
-                    holder[slot] = cache[b, g, eviction.tail.start + i]
-                for i in range(eviction.chunk_length):
-                    holder[eviction.tail.start + i] = new[b, g, i]
-                rows.append(torch.stack(holder))
-        return torch.stack(rows).view(B, G, L, D)
+@KINDS
+def test_in_a_cell_the_gradient_passes_straight_through(kind: BufferKind) -> None:
+    quantizer = make_quantizer(kind)
+    buffer = PlainKVBuffer.empty(
+        (B, G, L, 5), dtype=torch.float32, device=CPU, quantizer=quantizer, with_gradient=True
+    )
+    assert buffer.grads_NGLD is not None
+    assert buffer.grads_NGLD.shape == buffer.entries_NGLD.shape
+    keys, values = (entries.requires_grad_() for entries in draw(5))
+    (new,) = buffer.pack(keys, values)
+    assert torch.equal(new, round_trip(quantizer, torch.cat([keys, values])))
+    grad = torch.randn(new.shape, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(torch.cat(torch.autograd.grad(new, (keys, values), grad)), grad)

@@ -39,8 +39,8 @@ def run(name: str, dtype: torch.dtype, device: str) -> list[Tensor]:
         for start, stop in CHUNKS:
             q, k, v = block.project(x[:, start:stop], start)
             eviction = policy.place(stop - start)
-            buffer.write(eviction, k, v)
-            keys, values = buffer.view(eviction.filled_after)
+            column = buffer.open(k, v, eviction.filled_before)
+            keys, values = column.place(eviction, slice(None))
             out, lse = attend(q, keys, values)
             policy.observe(eviction, summed_weights(q, keys, lse))
             results.append(out.cpu())

@@ -7,13 +7,12 @@ it; what a policy decided is read off a cache whose entries are the positions of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from torch import Tensor
 
 from crosscurrent.kvcache.names import CacheConfig, PolicyKind
@@ -26,18 +25,8 @@ ROWS = [(b, g) for b in range(BATCH) for g in range(GROUPS)]
 CPU = torch.device("cpu")
 
 
-@dataclass
-class Step:
-    """One chunk, and all that must come back when it is undone."""
-
-    eviction: Eviction
-    cache: Tensor
-    overwritten: Tensor
-    kept: dict[tuple[int, int], list[int]]
-
-
 class CacheMachine(RuleBasedStateMachine):
-    """Chunks of any length go in, and from time to time some are taken back out."""
+    """Chunks of any length go in, and from time to time another sequence starts."""
 
     @initialize(
         kind=st.sampled_from([PolicyKind.LASTREC, PolicyKind.H2O]),
@@ -70,8 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.seen = 0
         self.kept: dict[tuple[int, int], list[int]] = {row: [] for row in ROWS}
         self.scores: dict[tuple[int, int], dict[int, float]] = {row: {} for row in ROWS}
-        self.steps: list[Step] = []
-        self.walked_back = False
+        self.last: Eviction | None = None
 
     @property
     def filled(self) -> int:
@@ -86,31 +74,49 @@ class CacheMachine(RuleBasedStateMachine):
         divisor = (lambda p: self.seen - p) if self.config.normalize_scores else (lambda p: 1)
         return set(sorted(candidates, key=lambda p: self.scores[row][p] / divisor(p))[:count])
 
-    @precondition(lambda self: not self.walked_back)
     @rule(data=st.data())
     def place_a_chunk(self, data: st.DataObject) -> None:
         grace = min(self.first + self.recent, self.filled)
         length = data.draw(st.integers(1, self.length - grace if self.filled else self.length))
-        before, victims = self.cache.clone(), {}
+        before = self.cache.clone()
+        victims: dict[tuple[int, int], set[int]] = {}
         count = max(0, self.filled + length - self.length)
         for row in ROWS:
             victims[row] = self.expected_victims(row, count)
             assert len(victims[row]) == count
-        eviction = self.policy.place(length)
-        self.steps.append(
-            Step(eviction, before, torch.empty(0), {row: list(p) for row, p in self.kept.items()})
-        )
+        self.last = eviction = self.policy.place(length)
         new = torch.arange(self.seen, self.seen + length, dtype=torch.float32)
         new = new.view(1, 1, -1, 1).expand(BATCH, GROUPS, -1, -1)
-        self.steps[-1].overwritten = eviction.write_(self.cache, new)
+        eviction.place_(self.cache, new)
         self.seen += length
         for row in ROWS:
-            gone = set(self.steps[-1].overwritten[row].flatten().int().tolist())
+            were, are = (
+                set(cache[row][:filled, 0].int().tolist())
+                for cache, filled in ((before, eviction.filled_before), (self.cache, eviction.filled_after))
+            )
+            gone = were - are
             assert gone == victims[row]
             self.kept[row] = [p for p in self.kept[row] if p not in gone]
             self.kept[row] += range(self.seen - length, self.seen)
         assert (eviction.num_evicted, eviction.filled_after) == (count, self.filled)
+        if count:
+            self.check_slots(eviction, before, victims)
         self.observe(eviction)
+
+    def check_slots(
+        self, eviction: Eviction, before: Tensor, victims: dict[tuple[int, int], set[int]]
+    ) -> None:
+        """The list of slots says the same: whose they were, and that the tail's entries are there now."""
+        stacked = eviction.stack_slots([eviction], torch.arange(self.length))
+        assert stacked.shape[1] == 1
+        slots = stacked[:, 0].long().expand(BATCH, GROUPS, -1)
+        for row in ROWS:
+            assert set(before[row][slots[row], 0].int().tolist()) == victims[row]
+            for source, slot in enumerate(slots[row].tolist(), start=eviction.tail.start):
+                if slot < eviction.tail.start:
+                    assert self.cache[row][slot, 0] == before[row][source, 0]
+                else:
+                    assert slot == source
 
     def observe(self, eviction: Eviction) -> None:
         """Give every slot a weight; the reference adds it to the token that it finds there."""
@@ -120,17 +126,6 @@ class CacheMachine(RuleBasedStateMachine):
             for slot, position in enumerate(self.cache[row][: self.filled, 0].int().tolist()):
                 scores = self.scores[row]
                 scores[position] = scores.get(position, 0.0) + weights[row][slot].item()
-
-    @precondition(lambda self: self.steps)
-    @rule()
-    def take_the_last_chunk_back(self) -> None:
-        step = self.steps.pop()
-        step.eviction.unwrite_(self.cache, step.overwritten)
-        occupied = step.eviction.filled_before
-        # To the bit. Slots that were empty before may hold anything.
-        assert torch.equal(self.cache[:, :, :occupied], step.cache[:, :, :occupied])
-        self.kept = step.kept
-        self.walked_back = True
 
     @rule()
     def start_another_sequence(self) -> None:
@@ -145,9 +140,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_newest_are_at_the_tail(self) -> None:
-        if not getattr(self, "steps", None):
+        last = getattr(self, "last", None)
+        if last is None:
             return
-        last = self.steps[-1].eviction
         for row in ROWS:
             newest = sorted(self.kept[row])[-last.chunk_length :]
             assert self.cache[row][last.tail, 0].int().tolist() == newest
@@ -164,7 +159,7 @@ def drive(policy: Policy, lengths: list[int], weights: list[list[float]] | None 
     for i, length in enumerate(lengths):
         eviction = policy.place(length)
         new = torch.arange(seen, seen + length, dtype=torch.float32).view(1, 1, -1, 1)
-        eviction.write_(cache, new)
+        eviction.place_(cache, new)
         seen += length
         result.append(cache[0, 0, : eviction.filled_after, 0].int().tolist())
         if weights is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from crosscurrent.operators import rows as row_operators
 from crosscurrent.operators.rows import add_rows_, follow_rows, pair_, place_, take_rows
 
 SEEDS = range(12)
+CODES = (torch.int8, torch.uint8)
 
 
 class Draw:
@@ -29,6 +32,11 @@ class Draw:
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(*shape, generator=self._generator).to(dtype)
+
+    def bits(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Any bits of an integer dtype: packed codes."""
+        info = torch.iinfo(dtype)
+        return torch.randint(info.min, info.max + 1, shape, generator=self._generator).to(dtype)
 
     def choices(self, lists: int, size: int, of: int) -> Tensor:
         """`lists` lists of `size` different numbers below `of`."""
@@ -54,6 +62,25 @@ def test_taking_and_adding_rows(seed: int) -> None:
                 expected[n, g, own] += windows[n, j, g]
     add_rows_(grads, rows, windows)
     assert torch.equal(grads, expected)
+
+
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+@pytest.mark.parametrize("size", [1, 2, 5, 64])
+def test_codes_are_taken_and_placed_like_values(dtype: torch.dtype, size: int) -> None:
+    draw = Draw(size)
+    pool, rows = draw.bits(draw.N, draw.G, draw.P, size, dtype=dtype), draw.rows(draw.between(1, draw.P))
+    windows = take_rows(pool, rows)
+    assert windows.dtype == dtype
+    # A double holds each code exactly.
+    assert torch.equal(windows.double(), take_rows(pool.double(), rows))
+    chunk = Chunk(draw, longest=90)
+    slots = chunk.pair_(torch.zeros(1, draw.B, draw.G, chunk.cache_length), chunk.evicted)
+    cache = draw.bits(draw.N, draw.G, chunk.cache_length, size, dtype=dtype)
+    new = draw.bits(draw.N, chunk.length, draw.G, size, dtype=dtype).transpose(1, 2)
+    values = cache.double()
+    place_(cache, slots, new, chunk.start)
+    place_(values, slots, new.double(), chunk.start)
+    assert torch.equal(cache.double(), values)
 
 
 class Chunk:
@@ -164,6 +191,15 @@ def test_the_kernels_do_what_the_plain_versions_do(seed: int) -> None:
     for dtype in (torch.bfloat16, torch.int32):
         cache = (draw.normal(draw.N, draw.G, chunk.cache_length, draw.D) * 100).to(dtype)
         new = (draw.normal(draw.N, chunk.length, draw.G, draw.D) * 100).to(dtype).transpose(1, 2)
+        cache_gpu = cache.cuda()
+        place_(cache_gpu, slots_gpu, new.cuda(), chunk.start)
+        place_(cache, slots, new, chunk.start)
+        assert torch.equal(cache, cache_gpu.cpu())
+    for dtype, size in itertools.product(CODES, (1, 2, 5, 33, 64, draw.D)):
+        pool, rows = draw.bits(draw.N, draw.G, draw.P, size, dtype=dtype), draw.rows(draw.between(1, draw.P))
+        assert torch.equal(take_rows(pool.cuda(), rows.cuda()).cpu(), take_rows(pool, rows))
+        cache = draw.bits(draw.N, draw.G, chunk.cache_length, size, dtype=dtype)
+        new = draw.bits(draw.N, chunk.length, draw.G, size, dtype=dtype).transpose(1, 2)
         cache_gpu = cache.cuda()
         place_(cache_gpu, slots_gpu, new.cuda(), chunk.start)
         place_(cache, slots, new, chunk.start)

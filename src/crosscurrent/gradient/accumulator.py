@@ -24,7 +24,8 @@ from crosscurrent.gradient.call import Call
 from crosscurrent.gradient.plan import Column, Row
 from crosscurrent.gradient.shadow import ShadowParameters
 from crosscurrent.gradient.traffic import Traffic
-from crosscurrent.gradient.windows import LayerCache, advance_column, attend_column, pass_column
+from crosscurrent.gradient.windows import advance_column, attend_column, pass_column
+from crosscurrent.kvcache.buffers import PlainKVBuffer
 from crosscurrent.kvcache.placement import Eviction
 from crosscurrent.kvcache.replay_log import unpack
 from crosscurrent.model.transformer import Block, Transformer
@@ -38,7 +39,11 @@ class _Cell(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(
-        self, x_BTE: Tensor, start: int, caches: Sequence[LayerCache], evictions: Sequence[Sequence[Eviction]]
+        self,
+        x_BTE: Tensor,
+        start: int,
+        caches: Sequence[PlainKVBuffer],
+        evictions: Sequence[Sequence[Eviction]],
     ) -> Tensor:
         for block, cache, placed in zip(self.blocks, caches, evictions, strict=True):
             assert isinstance(block, Block)
@@ -69,7 +74,7 @@ class GradientAccumulator:
     def run(self, row: Row) -> None:
         """Replay a row, then compute its cells from right to left."""
         columns = self.call.plan.columns
-        caches = [self.call.make_cache(layer, with_gradient=True) for layer in row.layers]
+        caches = [self.call.make_gradient_cache(layer) for layer in row.layers]
         for column in columns[:-1]:
             self._replay(row, column, caches)
         cell = _Cell([self.call.setup.block(layer) for layer in row.layers])
@@ -91,7 +96,7 @@ class GradientAccumulator:
             if x_BTE.grad is not None:
                 self._pass_down(row, column, x_BTE.grad)
 
-    def _replay(self, row: Row, column: Column, caches: Sequence[LayerCache]) -> None:
+    def _replay(self, row: Row, column: Column, caches: Sequence[PlainKVBuffer]) -> None:
         """Advance the caches over a column and keep them for the cell to the right of it."""
         x_BTE, evictions = self._unpack_record(row, column, self.traffic.receive_replay())
         *lower, last = row.layers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.checkpoints import CheckpointFormat
 from crosscurrent.gradient.plan import Column, Plan
-from crosscurrent.gradient.windows import LayerCache, make_cache
+from crosscurrent.kvcache.buffers import KVBuffer, PlainKVBuffer, Shape, make_buffer
 from crosscurrent.kvcache.names import CacheConfig
-from crosscurrent.kvcache.quantize import make_quantizer, round_trip
+from crosscurrent.kvcache.quantize import make_quantizer, packed_bytes
 from crosscurrent.kvcache.replay_log import ReplayLog
 from crosscurrent.model.loss import slices
 from crosscurrent.model.transformer import Block, Head, Transformer
@@ -91,25 +90,34 @@ class Call:
         row_slots = max(sum(shapes.cache_lengths[layer] for layer in row.layers) for row in plan.rows)
         sizes = self.fmt.sizes()
         hidden = shapes.batch_size * plan.longest_column * shapes.embed_size * shapes.dtype.itemsize
+        all_slots = (2 * shapes.batch_size, shapes.num_groups, sum(shapes.cache_lengths), shapes.head_size)
+        quantizer = make_quantizer(self.setup.cache.buffer)
         return [
-            ("KV caches of the forward pass", entry * sum(shapes.cache_lengths) * shapes.dtype.itemsize),
+            ("KV caches of the forward pass", packed_bytes(quantizer, all_slots, shapes.dtype)),
             ("KV caches of a row", entry * row_slots * shapes.dtype.itemsize),
             ("their gradients", entry * row_slots * width),
             ("the largest checkpoint, four to ten of which are on the device,", max(sizes.values())),
             ("the hidden states of a column", hidden),
         ]
 
-    def make_cache(self, layer: int, *, with_gradient: bool) -> LayerCache:
-        """An empty cache of one layer."""
-        shapes = self.fmt.shapes
-        quantizer = make_quantizer(self.setup.cache.buffer)
-        return make_cache(
-            (shapes.batch_size, shapes.num_groups, shapes.cache_lengths[layer], shapes.head_size),
-            dtype=shapes.dtype,
+    def make_forward_cache(self, layer: int) -> KVBuffer:
+        """An empty cache of one layer for the forward pass, which has those of all layers at once."""
+        shape, dtype = self._cache_shape(layer), self.fmt.shapes.dtype
+        return make_buffer(self.setup.cache.buffer, shape, dtype=dtype, device=self.device)
+
+    def make_gradient_cache(self, layer: int) -> PlainKVBuffer:
+        """An empty cache of one layer, with its gradient, for the cells of a row."""
+        return PlainKVBuffer.empty(
+            self._cache_shape(layer),
+            dtype=self.fmt.shapes.dtype,
             device=self.device,
-            round_trip=partial(round_trip, quantizer),
-            with_gradient=with_gradient,
+            quantizer=make_quantizer(self.setup.cache.buffer),
+            with_gradient=True,
         )
+
+    def _cache_shape(self, layer: int) -> Shape:
+        shapes = self.fmt.shapes
+        return shapes.batch_size, shapes.num_groups, shapes.cache_lengths[layer], shapes.head_size
 
 
 def trainable(setup: Setup) -> list[nn.Parameter]:

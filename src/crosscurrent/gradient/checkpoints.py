@@ -29,7 +29,7 @@ from torch import Tensor
 
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.plan import Column, Plan, Row
-from crosscurrent.gradient.windows import LayerCache
+from crosscurrent.kvcache.buffers import PlainKVBuffer
 from crosscurrent.kvcache.names import CacheConfig, PolicyKind
 from crosscurrent.kvcache.quantize import make_quantizer
 from crosscurrent.operators.rows import slot_dtype
@@ -174,14 +174,24 @@ class CheckpointFormat:
         return x_BTE
 
     def pack_caches(
-        self, caches: Sequence[LayerCache], row: Row, column: Column, buffer: Tensor, scratch: Tensor | None
+        self,
+        caches: Sequence[PlainKVBuffer],
+        row: Row,
+        column: Column,
+        buffer: Tensor,
+        scratch: Tensor | None,
     ) -> None:
         """Write the row's caches, as they are at the column's left edge, to a KV checkpoint."""
         for filled_NGSD, packed in self._pairs(caches, row, column, buffer):
             self._cache_quantizer.quantize_(filled_NGSD, packed, scratch)
 
     def unpack_caches(
-        self, caches: Sequence[LayerCache], row: Row, column: Column, buffer: Tensor, scratch: Tensor | None
+        self,
+        caches: Sequence[PlainKVBuffer],
+        row: Row,
+        column: Column,
+        buffer: Tensor,
+        scratch: Tensor | None,
     ) -> None:
         """Set the row's caches to what they were at the column's left edge."""
         for filled_NGSD, packed in self._pairs(caches, row, column, buffer):
@@ -200,7 +210,7 @@ class CheckpointFormat:
         return sizes
 
     def _pairs(
-        self, caches: Sequence[LayerCache], row: Row, column: Column, buffer: Tensor
+        self, caches: Sequence[PlainKVBuffer], row: Row, column: Column, buffer: Tensor
     ) -> Iterable[tuple[Tensor, tuple[Tensor, ...]]]:
         parts = self.kv(row, column).views(buffer)
         each = len(parts) // len(caches)

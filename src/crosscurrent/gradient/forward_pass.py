@@ -16,7 +16,7 @@ from crosscurrent.gradient.checkpoints import Layout, record_key
 from crosscurrent.gradient.plan import Column, Row
 from crosscurrent.gradient.store import CheckpointStore
 from crosscurrent.gradient.transfer import Lanes, Outgoing, make_outgoing
-from crosscurrent.gradient.windows import join_tokens, pass_column, place_chunk
+from crosscurrent.gradient.windows import join_tokens, pass_column
 from crosscurrent.kvcache.placement import Eviction
 from crosscurrent.kvcache.policies import make_policy
 from crosscurrent.kvcache.replay_log import pack_, unpack
@@ -36,7 +36,7 @@ class ForwardPass:
             (self._out,) = make_outgoing(lanes, [max(layout.num_bytes for layout in records)])
         self._scratch = call.fmt.make_scratch(call.device)
         layers = range(call.setup.num_layers)
-        self._caches = [call.make_cache(layer, with_gradient=False) for layer in layers]
+        self._caches = [call.make_forward_cache(layer) for layer in layers]
         self._policies = [make_policy(call.setup.cache, layer) for layer in layers]
         for policy in self._policies:
             policy.reset(shapes.batch_size, shapes.num_groups, call.device)
@@ -87,14 +87,14 @@ class ForwardPass:
         self, layer: int, column: Column, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor
     ) -> tuple[Tensor, list[Eviction]]:
         """For policies that decide by the attention of the chunks before."""
-        cache, policy = self._caches[layer], self._policies[layer]
-        new_NGTD = cache.stack(k_BGTD, v_BGTD)
+        policy = self._policies[layer]
+        filled = min(column.start, self._call.fmt.shapes.cache_lengths[layer])
+        opened = self._caches[layer].open(k_BGTD, v_BGTD, filled)
         outs, evictions = [], []
         for chunk in column.chunks:
             tokens = slice(chunk.start - column.start, chunk.stop - column.start)
             eviction = policy.place(chunk.length)
-            place_chunk(cache.entries_NGLD, eviction, new_NGTD[:, :, tokens])
-            keys_BGSD, values_BGSD = cache.keys_values(eviction.filled_after)
+            keys_BGSD, values_BGSD = opened.place(eviction, tokens)
             out_BHCD, lse_BHC = attend(q_BHTD[:, :, tokens], keys_BGSD, values_BGSD)
             policy.observe(eviction, summed_weights(q_BHTD[:, :, tokens], keys_BGSD, lse_BHC))
             outs.append(out_BHCD)

@@ -24,7 +24,7 @@ from crosscurrent.gradient.checkpoints import CellKey, head_gradient_key, kv_key
 from crosscurrent.gradient.plan import Column, Row
 from crosscurrent.gradient.store import CheckpointStore
 from crosscurrent.gradient.transfer import Lanes, make_incoming, make_outgoing
-from crosscurrent.gradient.windows import LayerCache
+from crosscurrent.kvcache.buffers import PlainKVBuffer
 
 _IN_FLIGHT = 2
 """Pieces of work whose checkpoints are on the device: one is computed with, one comes in."""
@@ -98,7 +98,7 @@ class Traffic:
         self._cells.done()
 
     def receive_cell(
-        self, caches: Sequence[LayerCache], row: Row, column: Column, scratch: Tensor | None
+        self, caches: Sequence[PlainKVBuffer], row: Row, column: Column, scratch: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The bytes of a cell's record, and its head gradient, or None where that is zero.
 
@@ -129,7 +129,7 @@ class Traffic:
         self._cells.top_up()
 
     def send_caches(
-        self, caches: Sequence[LayerCache], row: Row, column: Column, scratch: Tensor | None
+        self, caches: Sequence[PlainKVBuffer], row: Row, column: Column, scratch: Tensor | None
     ) -> None:
         """Send the caches out as they are, at the left edge of a column, if it has a KV checkpoint."""
         fmt, key = self._call.fmt, kv_key(column)

@@ -2,7 +2,7 @@
 
 Usage, for one layer and one column:
 
-    cache = make_cache((B, G, L, D), dtype=x.dtype, device=x.device, with_gradient=True)
+    cache = PlainKVBuffer.empty((B, G, L, D), dtype=x.dtype, device=x.device, with_gradient=True)
     out_BHTD = pass_column(q_BHTD, k_BGTD, v_BGTD, cache, evictions)     # no gradient; the cache moves on
     advance_column(k_BGTD, v_BGTD, cache, evictions)                     # the same without attention
     out_BHTD = attend_column(q_BHTD, k_BGTD, v_BGTD, cache, evictions)   # known to autograd; see the note
@@ -22,92 +22,58 @@ Note [Versions of a cache are lists of rows]
     gradient is the gradient of the cache at the left edge, which the column to the left starts with, and the
     rest is that of the new entries. The cache itself is not written: it stays at the left edge.
 
+    A packed cache has a pool of codes, and one of scales. Attention reads the values of that pool, and the
+    cache at the right edge gets rows of codes and scales: entries are packed once, and then only moved.
+
     Memory for a layer: the cache, the pool (cache and column), the same for gradients, and the rows of one
     batch of chunks, which `_WINDOW_BYTES` bounds.
 
 Legend: B batch, H query heads, G query groups, T tokens of a column, C tokens of a chunk, n chunks of a
-group, L cache length, S slots that a chunk sees, P rows of a pool, D head size, N = 2 B: the keys of the
-batch, then its values.
+group, L cache length, S slots that a chunk sees, P rows of a pool, D head size, X size of a part's rows,
+N = 2 B: the keys of the batch, then its values.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from crosscurrent.kvcache.placement import Eviction, GroupedEviction, SharedEviction
+from crosscurrent.kvcache.buffers import KVBuffer, PlainKVBuffer, halves
+from crosscurrent.kvcache.placement import Eviction
+from crosscurrent.kvcache.quantize import Packed
 from crosscurrent.model.attention import attend, attend_backward
-from crosscurrent.operators.rows import add_rows_, follow_rows, place_, take_rows
-
-RoundTrip = Callable[[Tensor], Tensor]
-"""What storing entries does to them. The gradient passes straight through."""
+from crosscurrent.operators.rows import add_rows_, follow_rows, take_rows
 
 _WINDOW_BYTES = 128 << 20
 """Keys and values of one batch of chunks. Enough for several chunks of any cache that is small on a GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """One layer's cache, and the gradient with respect to its entries where one is needed."""
-
-    entries_NGLD: Tensor
-    grads_NGLD: Tensor | None
-    """Float32 for half precision: thousands of chunks add to the entries that are never evicted."""
-    round_trip: RoundTrip | None
-
-    def keys_values(self, filled: int) -> tuple[Tensor, Tensor]:
-        """The filled slots' keys and values [B, G, S, D], in place."""
-        return _halves(self.entries_NGLD[:, :, :filled])
-
-    def stack(self, k_BGTD: Tensor, v_BGTD: Tensor) -> Tensor:
-        """New entries [2 B, G, T, D], as the cache will hold them."""
-        new_NGTD = torch.cat([k_BGTD, v_BGTD])
-        return new_NGTD if self.round_trip is None else self.round_trip(new_NGTD)
-
-
-def make_cache(
-    shape_BGLD: tuple[int, int, int, int],
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    round_trip: RoundTrip | None = None,
-    with_gradient: bool = False,
-) -> LayerCache:
-    """An empty cache for a batch."""
-    B, G, L, D = shape_BGLD
-    # Zeros and not garbage: a slot that was never filled is read by nothing but a whole-buffer copy, and
-    # should not carry NaN into it.
-    entries = torch.zeros(2 * B, G, L, D, dtype=dtype, device=device)
-    wide = torch.promote_types(dtype, torch.float32)
-    grads = torch.zeros(2 * B, G, L, D, dtype=wide, device=device) if with_gradient else None
-    return LayerCache(entries, grads, round_trip)
-
-
-def advance_column(k_BGTD: Tensor, v_BGTD: Tensor, cache: LayerCache, evictions: Sequence[Eviction]) -> None:
+def advance_column(k_BGTD: Tensor, v_BGTD: Tensor, cache: KVBuffer, evictions: Sequence[Eviction]) -> None:
     """Place a column's keys and values, without attention."""
-    pool_NGPD = _make_pool(cache, k_BGTD, v_BGTD, evictions)
-    _move_on(cache, pool_NGPD, _make_views(pool_NGPD, evictions))
+    pool = _make_pool(cache, k_BGTD, v_BGTD, evictions)
+    _move_on(cache, pool, _make_views(pool[0], evictions))
 
 
 @torch.no_grad()
 def pass_column(
-    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, cache: LayerCache, evictions: Sequence[Eviction]
+    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, cache: KVBuffer, evictions: Sequence[Eviction]
 ) -> Tensor:
     """Attend with each chunk [B, H, T, D], and leave the cache at the column's right edge."""
-    pool_NGPD = _make_pool(cache, k_BGTD, v_BGTD, evictions)
+    pool = _make_pool(cache, k_BGTD, v_BGTD, evictions)
+    pool_NGPD = cache.unpack(pool)
     views = _make_views(pool_NGPD, evictions)
     outs = [view.by_chunk(attend(view.chunks(q_BHTD), *view.take(pool_NGPD))[0]) for view in views]
-    _move_on(cache, pool_NGPD, views)
+    _move_on(cache, pool, views)
     return join_tokens(outs)
 
 
 def attend_column(
-    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, cache: LayerCache, evictions: Sequence[Eviction]
+    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, cache: PlainKVBuffer, evictions: Sequence[Eviction]
 ) -> Tensor:
     """Attend with each chunk: [B, H, T, D], known to autograd. The cache stays at the column's left edge.
 
@@ -127,10 +93,10 @@ class _ColumnAttention(torch.autograd.Function):
         q_BHTD: Tensor,
         k_BGTD: Tensor,
         v_BGTD: Tensor,
-        cache: LayerCache,
+        cache: PlainKVBuffer,
         evictions: Sequence[Eviction],
     ) -> Tensor:
-        pool_NGPD = _make_pool(cache, k_BGTD, v_BGTD, evictions)
+        (pool_NGPD,) = _make_pool(cache, k_BGTD, v_BGTD, evictions)
         views = _make_views(pool_NGPD, evictions)
         attended = [attend(view.chunks(q_BHTD), *view.take(pool_NGPD)) for view in views]
         out_BHTD = join_tokens([view.by_chunk(out) for view, (out, _) in zip(views, attended, strict=True)])
@@ -143,7 +109,7 @@ class _ColumnAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out_BHTD: Tensor) -> tuple[Tensor | None, ...]:
         q_BHTD, out_BHTD, pool_NGPD, *lses = ctx.saved_tensors
-        cache: LayerCache = ctx.cache
+        cache: PlainKVBuffer = ctx.cache
         views: list[_View] = ctx.views
         assert cache.grads_NGLD is not None, "a cache under autograd has a gradient"
         grads_NGPD = torch.zeros_like(pool_NGPD, dtype=cache.grads_NGLD.dtype)
@@ -158,7 +124,7 @@ class _ColumnAttention(torch.autograd.Function):
             view.add_(grads_NGPD, dkv.view(-1, view.num_chunks, *dkv.shape[2:]))
         filled = pool_NGPD.shape[2] - q_BHTD.shape[2]
         cache.grads_NGLD[:, :, :filled] = grads_NGPD[:, :, :filled]
-        return join_tokens(dqs), *_halves(grads_NGPD[:, :, filled:].to(q_BHTD.dtype)), None, None
+        return join_tokens(dqs), *halves(grads_NGPD[:, :, filled:].to(q_BHTD.dtype)), None, None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,15 +141,15 @@ class _View:
 
     def take(self, pool_NGPD: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B * n, G, S, D]."""
-        keys, values = _halves(self.rows_of(pool_NGPD))
+        keys, values = halves(self.rows_of(pool_NGPD))
         return keys.flatten(0, 1), values.flatten(0, 1)
 
-    def rows_of(self, pool_NGPD: Tensor) -> Tensor:
-        """The rows [N, n, G, S, D]; where nothing was moved yet, the pool itself."""
+    def rows_of(self, pool_NGPX: Tensor) -> Tensor:
+        """The rows [N, n, G, S, X]; where nothing was moved yet, the pool itself."""
         if self.rows_BnGS is None:
-            return pool_NGPD[:, None, :, : self.num_slots]
-        windows_NnGSD: Tensor = take_rows(pool_NGPD, self.rows_BnGS)
-        return windows_NnGSD
+            return pool_NGPX[:, None, :, : self.num_slots]
+        windows_NnGSX: Tensor = take_rows(pool_NGPX, self.rows_BnGS)
+        return windows_NnGSX
 
     def add_(self, grads_NGPD: Tensor, windows_NnGSD: Tensor) -> None:
         """Add gradients to the rows that they belong to; N may be the keys' or the values' half."""
@@ -224,25 +190,29 @@ def join_tokens(parts_BHTD: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.transpose(1, 2) for part in parts_BHTD], dim=1).transpose(1, 2)
 
 
-def _move_on(cache: LayerCache, pool_NGPD: Tensor, views: Sequence[_View]) -> None:
+def _move_on(cache: KVBuffer, pool: Packed, views: Sequence[_View]) -> None:
     """Leave the cache at the column's right edge."""
     last = views[-1].last()
-    cache.entries_NGLD[:, :, : last.num_slots] = last.rows_of(pool_NGPD)[:, 0]
+    for part_NGLX, pool_NGPX in zip(cache.parts, pool, strict=True):
+        part_NGLX[:, :, : last.num_slots] = last.rows_of(pool_NGPX)[:, 0]
 
 
-def _make_pool(cache: LayerCache, k_BGTD: Tensor, v_BGTD: Tensor, evictions: Sequence[Eviction]) -> Tensor:
-    """The cache's filled slots, then the column's new entries: [N, G, P, D]."""
-    new_NGTD = cache.stack(k_BGTD, v_BGTD)
+def _make_pool(cache: KVBuffer, k_BGTD: Tensor, v_BGTD: Tensor, evictions: Sequence[Eviction]) -> Packed:
+    """For each part of the cache, its filled slots, then the column's new entries: [N, G, P, X]."""
+    new = cache.pack(k_BGTD, v_BGTD)
     filled = evictions[0].filled_before
     if filled == 0:
-        return new_NGTD
-    return torch.cat([cache.entries_NGLD[:, :, :filled], new_NGTD], dim=2)
+        return new
+    return tuple(
+        torch.cat([part_NGLX[:, :, :filled], new_NGTX], dim=2)
+        for part_NGLX, new_NGTX in zip(cache.parts, new, strict=True)
+    )
 
 
-def _make_views(pool_NGPD: Tensor, evictions: Sequence[Eviction]) -> list[_View]:
+def _make_views(pool_NGPX: Tensor, evictions: Sequence[Eviction]) -> list[_View]:
     """The views of a column's chunks: as few as their shapes and `_WINDOW_BYTES` allow."""
-    slot_bytes = pool_NGPD[:, :, 0].numel() * pool_NGPD.element_size()
-    rows = _Rows(pool_NGPD, evictions)
+    slot_bytes = pool_NGPX[:, :, 0].numel() * pool_NGPX.element_size()
+    rows = _Rows(pool_NGPX.shape[2], pool_NGPX.device, evictions)
     views: list[_View] = []
     start = 0
     for (chunk_length, num_slots, num_moved), same in itertools.groupby(evictions, _shape):
@@ -273,46 +243,20 @@ def _shape(eviction: Eviction) -> tuple[int, int, int]:
 class _Rows:
     """The pool's row of each slot, as the chunks of a column are placed one after the other."""
 
-    def __init__(self, pool_NGPD: Tensor, evictions: Sequence[Eviction]) -> None:
+    def __init__(self, num_rows: int, device: torch.device, evictions: Sequence[Eviction]) -> None:
         # Without moves, slot s holds row s; a chunk's new rows are the pool's last, chunk by chunk.
-        N, G, P, _ = pool_NGPD.shape
-        own = any(isinstance(eviction, GroupedEviction) for eviction in evictions)
-        self._all_P = torch.arange(P, dtype=torch.int32, device=pool_NGPD.device)
-        self._rows_BGL = self._all_P[: evictions[0].cache_length].expand(
-            *((N // 2, G) if own else (1, 1)), -1
-        )
+        self._all_P = torch.arange(num_rows, dtype=torch.int32, device=device)
+        self._rows_BGL = self._all_P[: evictions[0].cache_length].expand(1, 1, -1)
         # Chunks that fit without moving anything come first, and are not asked for.
-        self._next = P - sum(eviction.chunk_length for eviction in evictions if eviction.num_evicted)
+        self._next = num_rows - sum(eviction.chunk_length for eviction in evictions if eviction.num_evicted)
 
     def after(self, evictions: Sequence[Eviction]) -> Tensor:
         """The rows of the slots, all of them occupied, after each of the next chunks: [B, n, G, L]."""
         length = evictions[0].chunk_length
-        lists_BnGL: Tensor = follow_rows(self._rows_BGL, self._slots(evictions), self._next, length)
+        slots_BnGm = evictions[0].stack_slots(evictions, self._all_P)
+        # From the first slots that differ by sequence and group on, the rows do, too.
+        rows_BGL = self._rows_BGL.expand(slots_BnGm.shape[0], slots_BnGm.shape[2], -1)
+        lists_BnGL: Tensor = follow_rows(rows_BGL, slots_BnGm, self._next, length)
         self._rows_BGL = lists_BnGL[:, -1]
         self._next += length * len(evictions)
         return lists_BnGL
-
-    def _slots(self, evictions: Sequence[Eviction]) -> Tensor:
-        """Where the chunks move entries to: [B, n, G, m]."""
-        grouped = [e.slots_BGm for e in evictions if isinstance(e, GroupedEviction)]
-        if grouped:
-            return torch.stack(grouped, dim=1)
-        runs = [run for e in evictions if isinstance(e, SharedEviction) for run in e.runs]
-        slots = torch.cat([self._all_P[start:stop] for start, stop in runs])
-        return slots.view(1, len(evictions), 1, -1)
-
-
-def place_chunk(buffer_NGLD: Tensor, eviction: Eviction, new_NGCD: Tensor) -> None:
-    """Place one chunk's rows in a cache, or in anything that has a row for each slot."""
-    if isinstance(eviction, GroupedEviction):
-        place_(buffer_NGLD, eviction.slots_BGm, new_NGCD, eviction.tail.start)
-        return
-    if eviction.num_evicted:
-        eviction.move_(buffer_NGLD)
-    buffer_NGLD[:, :, eviction.tail].copy_(new_NGCD)
-
-
-def _halves(kv_NGXD: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values."""
-    batch_size = kv_NGXD.shape[0] // 2
-    return kv_NGXD[:batch_size], kv_NGXD[batch_size:]

@@ -1,13 +1,13 @@
-"""Where the entries of a chunk go in a bounded cache, and how to take them back.
+"""Where the entries of a chunk go in a bounded cache.
 
-Usage, for one layer's cache [B, G, L, D] and a chunk of C tokens:
+Usage, for one layer's cache [N, G, L, D] and a chunk of C tokens:
 
-    eviction = policy.place(C)                          # decides; host integers or device slots
-    eviction = eviction.widened()                       # optional, pays with several buffers
-    overwritten = eviction.write_(cache, new_BGCD)      # move, then write
+    eviction = policy.place(C)                      # decides; host integers or device slots
+    eviction.place_(cache_NGLD, new_NGCD)           # moves, then writes
     attend(q, *(t[:, :, : eviction.filled_after] for t in (keys, values)))
-    eviction.unwrite_(cache, overwritten)               # the exact reverse, to the bit
-    grad_new_BGCD = eviction.unwrite_gradient_(grad_cache)  # the same for a gradient
+
+    # Where several chunks of one length move entries to, without a cache:
+    slots_BnGm = eviction.stack_slots(evictions, all_slots)
 
 Note [Newest at the tail]
 Occupied slots are always 0 .. n-1. After a chunk of C there are n' = min(L, n + C), and the new
@@ -16,26 +16,26 @@ its mask is lower-right causal, for which fused kernels exist. To make room, m =
 are evicted. The tail's m occupied slots (n'-C .. n-1) lose their entries to the m evicted slots:
 `dest[i]` is where the entry of slot n'-C+i moves. The set of all dest[i] is the set of evicted
 slots. An evicted slot that lies in the tail itself is paired with itself, so no slot that an
-entry moves to is one that an entry moves from, and a move can be undone.
+entry moves to is one that an entry moves from, and the moves can be made in any order:
 
-    write_:    overwritten = cache[dest]; cache[dest] = cache[occupied tail]; cache[tail] = new
-    unwrite_:  cache[occupied tail] = cache[dest]; cache[dest] = overwritten
-
-For gradients (of the cache after the chunk -> of the cache before it) the overwritten entries have
-gradient zero, since nothing after the chunk can see them; nor does anything see an empty slot.
+    cache[dest] = cache[occupied tail]; cache[tail] = new
 
 Any dtype and any last dimension will do: the same eviction moves keys, values, packed codes and
-their scales.
+their scales. N is a multiple of the batch B: keys and values of a batch, one behind the other, are
+moved by one call.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
+
+from crosscurrent.operators.rows import place_
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,63 +64,18 @@ class Eviction(ABC):
         """Slots of the new entries."""
         return slice(self.filled_after - self.chunk_length, self.filled_after)
 
-    @property
-    def occupied_tail(self) -> slice:
-        """Slots of the tail that were occupied before: m of them, the first ones of the tail."""
-        return slice(self.tail.start, self.tail.start + self.num_evicted)
-
     @abstractmethod
-    def take(self, buffer_BGLD: Tensor) -> Tensor:
-        """A copy of the evicted slots' rows [B, G, m, D], in the order of `dest`."""
+    def place_(self, buffer_NGLX: Tensor, new_NGCX: Tensor) -> None:
+        """Place the chunk's rows in a cache, or in anything that has a row for each slot."""
 
+    @classmethod
     @abstractmethod
-    def put_(self, buffer_BGLD: Tensor, rows_BGmD: Tensor) -> None:
-        """Write rows back to where `take` reads them."""
+    def stack_slots(cls, evictions: Sequence[Self], all_slots_L: Tensor) -> Tensor:
+        """`dest` of n chunks that evict equally many entries each, and some: [B, n, G, m].
 
-    @abstractmethod
-    def zero_(self, buffer_BGLD: Tensor) -> None:
-        """Write zeros to where `take` reads."""
-
-    @abstractmethod
-    def move_(self, buffer_BGLD: Tensor) -> None:
-        """Copy the occupied tail's rows to the evicted slots."""
-
-    @abstractmethod
-    def unmove_(self, buffer_BGLD: Tensor) -> None:
-        """Copy the evicted slots' rows back to the occupied tail."""
-
-    def widened(self) -> Eviction:
-        """The same decisions, ready for several buffers: what has to be converted is, once."""
-        return self
-
-    def write_(self, buffer_BGLD: Tensor, new_BGCD: Tensor) -> Tensor:
-        """Place the chunk's rows and return those that were overwritten [B, G, m, D]."""
-        overwritten = self.take(buffer_BGLD)
-        if self.num_evicted:
-            self.move_(buffer_BGLD)
-        buffer_BGLD[:, :, self.tail].copy_(new_BGCD)
-        return overwritten
-
-    def unwrite_(self, buffer_BGLD: Tensor, overwritten_BGmD: Tensor) -> None:
-        """Undo `write_`. Tail slots that were empty before keep what they hold: nobody reads them."""
-        if self.num_evicted:
-            self.unmove_(buffer_BGLD)
-            self.put_(buffer_BGLD, overwritten_BGmD)
-
-    def unwrite_gradient_(self, grad_BGLD: Tensor) -> Tensor:
-        """Turn a cache's gradient after the chunk into the one before; return the chunk's own.
-
-        Takes the gradient of the new entries [B, G, C, D] out of the tail, moves the gradients of
-        the moved entries back, and leaves zeros for what was evicted or empty.
+        1 in place of B and G if it is the same for all. `all_slots_L` is 0, 1, 2 ... on the device, at least
+        as long as the cache.
         """
-        tail = grad_BGLD[:, :, self.tail]
-        grad_new_BGCD = tail.clone()
-        tail[:, :, self.num_evicted :].zero_()
-        if self.num_evicted:
-            # A self-paired slot first gets its own value back, then the zero that it should have.
-            self.unmove_(grad_BGLD)
-            self.zero_(grad_BGLD)
-        return grad_new_BGCD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,45 +90,24 @@ class SharedEviction(Eviction):
         if total != self.num_evicted:
             raise ValueError(f"the runs {self.runs} hold {total} slots, expected {self.num_evicted}")
 
-    def take(self, buffer_BGLD: Tensor) -> Tensor:
-        if len(self.runs) == 1:
-            start, stop = self.runs[0]
-            return buffer_BGLD[:, :, start:stop].clone(memory_format=torch.contiguous_format)
-        if not self.runs:
-            return buffer_BGLD.new_empty(*buffer_BGLD.shape[:2], 0, *buffer_BGLD.shape[3:])
-        return torch.cat([buffer_BGLD[:, :, start:stop] for start, stop in self.runs], dim=2)
-
-    def put_(self, buffer_BGLD: Tensor, rows_BGmD: Tensor) -> None:
-        for offset, start, stop in self._placed():
-            buffer_BGLD[:, :, start:stop].copy_(rows_BGmD[:, :, offset : offset + stop - start])
-
-    def zero_(self, buffer_BGLD: Tensor) -> None:
+    def place_(self, buffer_NGLX: Tensor, new_NGCX: Tensor) -> None:
+        source = self.tail.start
         for start, stop in self.runs:
-            buffer_BGLD[:, :, start:stop].zero_()
-
-    def move_(self, buffer_BGLD: Tensor) -> None:
-        for offset, start, stop in self._placed():
-            source = self.tail.start + offset
             # No overlap: see Note [Newest at the tail]. A self-paired run stays where it is.
             if source != start:
-                buffer_BGLD[:, :, start:stop].copy_(buffer_BGLD[:, :, source : source + stop - start])
+                buffer_NGLX[:, :, start:stop].copy_(buffer_NGLX[:, :, source : source + stop - start])
+            source += stop - start
+        buffer_NGLX[:, :, self.tail].copy_(new_NGCX)
 
-    def unmove_(self, buffer_BGLD: Tensor) -> None:
-        for offset, start, stop in self._placed():
-            source = self.tail.start + offset
-            if source != start:
-                buffer_BGLD[:, :, source : source + stop - start].copy_(buffer_BGLD[:, :, start:stop])
-
-    def _placed(self) -> Iterator[tuple[int, int, int]]:
-        offset = 0
-        for start, stop in self.runs:
-            yield offset, start, stop
-            offset += stop - start
+    @classmethod
+    def stack_slots(cls, evictions: Sequence[Self], all_slots_L: Tensor) -> Tensor:
+        slots = torch.cat([all_slots_L[start:stop] for each in evictions for start, stop in each.runs])
+        return slots.view(1, len(evictions), 1, -1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GroupedEviction(Eviction):
-    """Own slots for each sequence and group, on the device: gathers and scatters."""
+    """Own slots for each sequence and group, on the device."""
 
     slots_BGm: Tensor = field(repr=False)
     """`dest`, in any integer dtype that can hold the cache length; the log keeps a small one."""
@@ -184,29 +118,13 @@ class GroupedEviction(Eviction):
                 f"slots must be [batch, groups, {self.num_evicted}], got {list(self.slots_BGm.shape)}"
             )
 
-    def take(self, buffer_BGLD: Tensor) -> Tensor:
-        return torch.gather(buffer_BGLD, 2, self._index(buffer_BGLD))
+    def place_(self, buffer_NGLX: Tensor, new_NGCX: Tensor) -> None:
+        place_(buffer_NGLX, self.slots_BGm, new_NGCX, self.tail.start)
 
-    def put_(self, buffer_BGLD: Tensor, rows_BGmD: Tensor) -> None:
-        buffer_BGLD.scatter_(2, self._index(buffer_BGLD), rows_BGmD)
-
-    def zero_(self, buffer_BGLD: Tensor) -> None:
-        buffer_BGLD.scatter_(2, self._index(buffer_BGLD), 0)
-
-    def move_(self, buffer_BGLD: Tensor) -> None:
-        # The copy is needed: scatter may not read what it writes.
-        self.put_(buffer_BGLD, buffer_BGLD[:, :, self.occupied_tail].clone())
-
-    def unmove_(self, buffer_BGLD: Tensor) -> None:
-        buffer_BGLD[:, :, self.occupied_tail].copy_(self.take(buffer_BGLD))
-
-    def widened(self) -> GroupedEviction:
-        return self.with_slots(self.slots_BGm.long())
+    @classmethod
+    def stack_slots(cls, evictions: Sequence[Self], all_slots_L: Tensor) -> Tensor:
+        return torch.stack([each.slots_BGm for each in evictions], dim=1)
 
     def with_slots(self, slots_BGm: Tensor) -> GroupedEviction:
         """The same decision with its slots in another place or dtype."""
         return replace(self, slots_BGm=slots_BGm)
-
-    def _index(self, buffer_BGLD: Tensor) -> Tensor:
-        """The slots as gather wants them; the last dimension is expanded and takes no memory."""
-        return self.slots_BGm.long().unsqueeze(-1).expand(-1, -1, -1, buffer_BGLD.shape[-1])

@@ -1,10 +1,10 @@
-"""The replay log: every eviction of every layer and chunk, to be done again or undone.
+"""The replay log: every eviction of every layer and chunk, to be done again.
 
 Usage:
 
     log = ReplayLog(num_layers)
     log.append(layer, policy.place(length))
-    log[layer][chunk].write_(...)
+    log[layer][chunk].place_(...)
 
     # A cell's slots in one flat buffer, to be kept in (pinned) CPU memory:
     evictions = log.cell(range(0, 2), range(3, 5))

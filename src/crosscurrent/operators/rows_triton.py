@@ -91,8 +91,11 @@ def _place_kernel(  # type: ignore[no-untyped-def]
     moved = tl.load(tail, mask=moves[:, None] & in_head, other=0)
     source = new + n.to(tl.int64) * new_n + group.to(tl.int64) * new_g + i[:, None].to(tl.int64) * new_c
     fresh = tl.load(source + columns[None, :], mask=(i < num_new)[:, None] & in_head, other=0)
+    # Loads and stores may be laid out differently over the threads, all the more for narrow dtypes.
+    tl.debug_barrier()
+    # What is paired with itself lies in the tail, where the new row goes: no row is written twice.
+    moves = moves & (slot.to(tl.int32) < start)
     tl.store(base + slot[:, None].to(tl.int64) * cache_l, moved, mask=moves[:, None] & in_head)
-    # A slot that is paired with itself is written twice, by the same thread and in this order.
     tl.store(tail, fresh, mask=(i < num_new)[:, None] & in_head)
 
 

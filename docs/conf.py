@@ -16,8 +16,7 @@ default_role = "code"
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True}
-autodoc_class_signature = "separated"
+autodoc_default_options = {"members": True, "exclude-members": "abandon, tracer, training"}
 
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True

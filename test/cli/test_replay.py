@@ -9,7 +9,7 @@ import torch
 
 import crosscurrent
 from crosscurrent.cli import main
-from crosscurrent.schedules import Program, keep_values, prove, save
+from crosscurrent.schedules import Program, Schedule, keep_values, load, prove, save
 
 pytestmark = pytest.mark.simulation
 
@@ -47,7 +47,28 @@ def test_the_schedule_of_a_finding_shows_the_wrong_number(
     racy: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", *racy]) == 1
-    assert capsys.readouterr().out == "host: 4 of 4 elements changed, all of them NaN\n"
+    assert capsys.readouterr().out.splitlines() == [
+        "host: 4 of 4 elements changed, all of them NaN",
+        "  program order: 3, 3, 3, 3",
+        "  this schedule: nan, nan, nan, nan",
+        "loss: as in program order",
+        "  3, 3, 3, 3",
+    ]
+
+
+def test_a_schedule_that_changes_nothing_shows_the_values_too(
+    fixed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = load(fixed)
+    schedule = str(Schedule(program=program.fingerprint, linear=program.order().program, recipe="program"))
+    assert main(["replay", fixed, schedule]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "the same values as in program order",
+        "host: as in program order",
+        "  3, 3, 3, 3",
+        "loss: as in program order",
+        "  3, 3, 3, 3",
+    ]
 
 
 def test_program_order_gives_the_recorded_values(

@@ -11,7 +11,15 @@ from crosscurrent.cli.console import say
 from crosscurrent.cli.exits import ExitCode, WrongUseError, as_wrong_use
 
 if TYPE_CHECKING:
-    from crosscurrent.schedules import Exploration, Outcome, Program, Strategy
+    from torch import Tensor
+
+    from crosscurrent.schedules import Exploration, Program, Strategy
+
+_ELEMENTS = 4
+"""Elements shown of each value."""
+
+_VALUES = 8
+"""Values that did not change are shown if there are at most so many, else counted."""
 
 _ENGINES = ("serial", "processes", "ray")
 
@@ -50,7 +58,7 @@ def parser() -> ArgumentParser:
 
 def run(arguments: Namespace) -> int:
     """Run the schedules, say what came out, and give the exit code."""
-    from crosscurrent.schedules import load, run_schedule
+    from crosscurrent.schedules import load
     from crosscurrent.schedules.engines import RayCluster, engine_of, spread
 
     strategies = _strategies(arguments)
@@ -59,7 +67,7 @@ def run(arguments: Namespace) -> int:
     with as_wrong_use():
         program = load(arguments.trace)
         if arguments.schedule is not None:
-            return _tell(run_schedule(program, arguments.schedule))
+            return _one(program, arguments.schedule)
         engine = engine_of(arguments.engine, arguments.workers)
     try:
         code = _program_order(program)
@@ -69,6 +77,47 @@ def run(arguments: Namespace) -> int:
     finally:
         if isinstance(engine, RayCluster):
             engine.close()
+
+
+def _one(program: Program, text: str) -> ExitCode:
+    """Run one schedule, and show its values beside those of program order."""
+    from crosscurrent.schedules import NotReplayableError, Replayer, Schedule
+    from crosscurrent.schedules.program import View
+
+    schedule = Schedule.parse(text, program)
+    views: dict[str, View] = dict(program.names) | {read.name: read.view for read in program.host_reads}
+    try:
+        replayer = Replayer(program, schedule.reuse)
+    except NotReplayableError as error:
+        say(f"the program cannot be run again: {error}")
+        return ExitCode.NO_VERDICT
+    replayer.run(replayer.order.program)
+    expected = {name: _shown(replayer.final(view)) for name, view in views.items()}
+    outcome = replayer.run(schedule.linear)
+    if outcome.failure is not None:
+        say(str(outcome.failure))
+        return ExitCode.BAD
+    for change in outcome.changes:
+        say(str(change))
+        if (view := views.get(change.name)) is not None:
+            say(f"  program order: {expected[change.name]}")
+            say(f"  this schedule: {_shown(replayer.final(view))}")
+    same = [name for name in views if name not in {change.name for change in outcome.changes}]
+    if outcome.same:
+        say("the same values as in program order")
+    if len(same) <= _VALUES:
+        for name in same:
+            say(f"{name}: as in program order\n  {expected[name]}")
+    else:
+        say(f"{len(same)} other values are as in program order")
+    return ExitCode.GOOD if outcome.same else ExitCode.BAD
+
+
+def _shown(value: Tensor) -> str:
+    """The first elements of a value."""
+    first = value.flatten()[:_ELEMENTS].tolist()
+    more = ", ..." if value.numel() > _ELEMENTS else ""
+    return ", ".join(f"{item:.6g}" if isinstance(item, float) else str(item) for item in first) + more
 
 
 def _strategies(arguments: Namespace) -> list[Strategy]:
@@ -108,15 +157,6 @@ def _program_order(program: Program) -> ExitCode:
 
 def _limit(arguments: Namespace) -> int | None:
     return max(arguments.exhaustive, arguments.schedules) if arguments.exhaustive else None
-
-
-def _tell(outcome: Outcome) -> ExitCode:
-    if outcome.same:
-        say("the same values as in program order")
-        return ExitCode.GOOD
-    for line in [str(outcome.failure)] if outcome.failure is not None else map(str, outcome.changes):
-        say(line)
-    return ExitCode.BAD
 
 
 def _tell_all(exploration: Exploration) -> ExitCode:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from crosscurrent.cli import main
 from crosscurrent.gradient import transfer
@@ -20,7 +19,6 @@ from crosscurrent.stress.history import PAST_RACES
 from crosscurrent.suite import history
 from crosscurrent.suite.stressed import GradientCase
 
-simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 ONE_CASE = ["stress", "--policies", "lastrec", "--quantizers", "default"]
 
 
@@ -70,7 +68,7 @@ def test_stopped_and_continued_all_is_tried_once(
     assert [path.name for path in Path().iterdir()] == ["out.json"]  # nothing is left to continue
 
 
-@simulated_only
+@pytest.mark.simulation
 def test_a_failure_prints_the_one_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +116,7 @@ def test_the_races_of_the_past_in_a_table(
     assert _json()["verdict"] == "held"
 
 
-@simulated_only
+@pytest.mark.no_gpu
 def test_without_cuda_nothing_is_run_and_nothing_claimed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ONE_CASE, "--no_simulate"]) == 3
     assert "nothing was run" in capsys.readouterr().out

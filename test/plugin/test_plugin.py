@@ -13,7 +13,6 @@ import crosscurrent_pytest.body
 pytest_plugins = ["pytester"]
 
 assert crosscurrent_pytest.body
-simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 
 PLAIN = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 """Options of all runs. Hypothesis would be imported, and its asserts rewritten, anew in each run."""
@@ -133,7 +132,7 @@ def test_plain(): opaque()
 # -- simulated CUDA ----------------------------------------------------------------------------------------
 
 
-@simulated_only
+@pytest.mark.simulation
 def test_cuda_is_there_for_fixtures_and_gone_for_tests_that_are_not_watched(
     pytester: pytest.Pytester,
 ) -> None:
@@ -151,7 +150,7 @@ def test_third(crosscurrent): assert torch.cuda.is_available()
     assert not torch.cuda.is_available()
 
 
-@simulated_only
+@pytest.mark.simulation
 def test_a_run_that_is_cut_short_leaves_no_simulation_behind(pytester: pytest.Pytester) -> None:
     tests = "def test_first(crosscurrent): racy()\ndef test_second(crosscurrent): racy()\n"
     run(pytester, tests, "-x").assert_outcomes(failed=1)

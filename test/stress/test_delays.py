@@ -18,7 +18,6 @@ from crosscurrent.stress.lanes import DEVICE_TO_HOST, HOST_TO_DEVICE, MAIN, OTHE
 from crosscurrent.stress.plans import Step, draw, plan_of
 
 LANES = (DEVICE_TO_HOST, HOST_TO_DEVICE, MAIN)
-simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 
 
 @pytest.fixture
@@ -156,7 +155,7 @@ def test_the_ops_of_a_lane_are_delayed_and_no_others(lane: str) -> None:
     assert values.tolist() == [1, 3, 5, 7]
 
 
-@simulated_only
+@pytest.mark.simulation
 @pytest.mark.usefixtures("_cuda")
 @pytest.mark.parametrize("late", [MAIN, OTHER])
 def test_a_delayed_lane_is_late_by_the_delay_and_the_others_are_not(late: str) -> None:
@@ -217,7 +216,7 @@ def test_work_of_the_host_is_not_delayed() -> None:
     assert (seen.num_ops, seen.num_delayed) == (0, 0)
 
 
-@simulated_only
+@pytest.mark.no_gpu
 def test_without_cuda_it_says_what_to_do() -> None:
     with pytest.raises(WrongUseError, match=r"enter crosscurrent\.simulate\(\) first"), delays(DelayConfig()):
         pass

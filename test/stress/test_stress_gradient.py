@@ -19,7 +19,6 @@ from crosscurrent.suite.scenario import Scenario, scenarios
 from crosscurrent.suite.stressed import GradientCase, StressOptions, Values, _Delayed, cases, differences
 from crosscurrent.suite.verification import Cuda
 
-simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 LASTREC = Scenario(policy="lastrec", quantizer="default")
 ALL = cases(scenarios(everything=True), StressOptions(), Cuda.available())
 
@@ -40,7 +39,7 @@ def test_a_few_seeds_change_nothing() -> None:
     trial.close()
 
 
-@simulated_only
+@pytest.mark.simulation
 @pytest.mark.usefixtures("_forgotten_wait")
 def test_a_forgotten_wait_is_a_race_and_some_seeds_show_it(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("programs")
@@ -62,7 +61,7 @@ def test_a_forgotten_wait_is_a_race_and_some_seeds_show_it(tmp_path_factory: pyt
     trial.close()
 
 
-@simulated_only
+@pytest.mark.simulation
 def test_on_a_device_every_seed_is_a_run_with_delays() -> None:
     """What a GPU does, on simulated CUDA: there values never differ, but all of it runs."""
     case = GradientCase(
@@ -75,7 +74,7 @@ def test_on_a_device_every_seed_is_a_run_with_delays() -> None:
         trial.close()
 
 
-@simulated_only
+@pytest.mark.simulation
 @pytest.mark.usefixtures("_forgotten_wait")
 def test_on_a_device_the_detector_looks_at_a_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
     case = GradientCase(

@@ -26,17 +26,18 @@ PACKED = pytest.mark.parametrize(
 POLICIES = pytest.mark.parametrize("policy", ["lastrec", "h2o"])
 
 
-def evictions(policy_name: str) -> list[list[Eviction]]:
+def evictions(policy_name: str, device: torch.device = CPU) -> list[list[Eviction]]:
     """Those of COLUMNS, chunk by chunk."""
     generator = torch.Generator().manual_seed(0)
     policy = make_policy(CacheConfig.from_name(policy_name, cache_length=L), 0)
-    policy.reset(B, G, CPU)
+    policy.reset(B, G, device)
     result: list[list[Eviction]] = []
     for column in COLUMNS:
         result.append([])
         for length in column:
             eviction = policy.place(length)
-            policy.observe(eviction, torch.rand(B, G, eviction.filled_after, generator=generator))
+            weights = torch.rand(B, G, eviction.filled_after, generator=generator)
+            policy.observe(eviction, weights.to(device))
             result[-1].append(eviction)
     return result
 
@@ -62,8 +63,8 @@ def draw(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(2, B, G, num_tokens, size, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-def plain(size: int, dtype: torch.dtype = torch.float32) -> PlainKVBuffer:
-    return PlainKVBuffer.empty((B, G, L, size), dtype=dtype, device=CPU)
+def plain(size: int, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> PlainKVBuffer:
+    return PlainKVBuffer.empty((B, G, L, size), dtype=dtype, device=device)
 
 
 def assert_same(got: list[tuple[Tensor, Tensor]], want: list[tuple[Tensor, Tensor]]) -> None:
@@ -76,16 +77,18 @@ def assert_same(got: list[tuple[Tensor, Tensor]], want: list[tuple[Tensor, Tenso
 # One block of odd length, one that is even, two blocks: parts with rows of 1 to 256 numbers.
 @pytest.mark.parametrize("size", [1, 5, 8, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @PACKED
 @POLICIES
 def test_a_packed_cache_holds_what_went_through_the_quantizer_once(
-    kind: BufferKind, policy: str, dtype: torch.dtype, size: int
+    kind: BufferKind, policy: str, device: str, dtype: torch.dtype, size: int
 ) -> None:
-    placed, entries = evictions(policy), draw(size, dtype)
-    packed = make_buffer(kind, (B, G, L, size), dtype=dtype, device=CPU)
+    on = torch.device(device)
+    placed, entries = evictions(policy, on), draw(size, dtype).to(on)
+    packed = make_buffer(kind, (B, G, L, size), dtype=dtype, device=on)
     got = place_all(packed, placed, entries)
     stored = round_trip(make_quantizer(kind), entries)
-    want = place_all(plain(size, dtype), placed, stored)
+    want = place_all(plain(size, dtype, on), placed, stored)
     assert_same(got, want)
     # What is at rest after the last chunk says the same as what the chunk saw.
     assert torch.equal(packed.unpack(packed.parts), torch.cat(want[-1]))

@@ -120,6 +120,13 @@ def test_off_and_on_agree_to_the_bit(cuda: torch.device, policy: str, name: str,
     assert_same(off, on)
 
 
+@pytest.mark.parametrize("cache", ["lastrec-torch-quantized4", "h2o-torch-quantized8"])
+def test_with_packed_caches_too(cuda: torch.device, cache: str) -> None:
+    off = run(make_model(cuda, policy=cache, asynchronous=False), cuda)
+    on = run(make_model(cuda, policy=cache, asynchronous=True), cuda)
+    assert_same(off, on)
+
+
 def test_the_comparison_notices_one_bit(cuda: torch.device) -> None:
     """The bad twin: the same run with the last bit of one weight changed."""
     off = run(make_model(cuda, policy="h2o", asynchronous=False), cuda)

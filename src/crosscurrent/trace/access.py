@@ -60,6 +60,10 @@ class Signature(NamedTuple):
     grows: bool
     """Whether an output argument may be resized by the op (``out=`` variants)."""
     why_unknown: str = ""
+    singles: tuple[tuple[int, int], ...] | None = None
+    """Position and ``Use`` of each argument that is one tensor; None if there are lists of tensors."""
+    named: frozenset[str] = frozenset()
+    """The names of all tensor arguments, and lists of them."""
 
 
 def _names(words: str) -> frozenset[str]:
@@ -165,15 +169,19 @@ def signature(func: Any) -> Signature:
     why = ""
     if schema.name.startswith(("c10d::", "_c10d_functional::")):
         why = "a collective runs on a stream of its own"
+    by_name = dict(zip((argument.name for argument in schema.arguments), positional, strict=True))
+    lists = any(use & Use.MANY for use in positional)
     return Signature(
         name=str(func),
         kind=Kind.OPAQUE if why else kind,
         positional=positional,
-        by_name=dict(zip((argument.name for argument in schema.arguments), positional, strict=True)),
+        by_name=by_name,
         makes_tensors=returns_new,
         wait=_WAITS.get(base, "data-dependent shape"),
         grows=any(argument.is_out for argument in schema.arguments),
         why_unknown=why,
+        singles=None if lists else tuple((place, use) for place, use in enumerate(positional) if use),
+        named=frozenset(name for name, use in by_name.items() if use),
     )
 
 
@@ -188,7 +196,7 @@ def in_training(sign: Signature) -> Signature:
         use | int(Use.UPDATE) if place in (3, 4) else use for place, use in enumerate(sign.positional)
     )
     by_name = dict(zip(sign.by_name, positional, strict=True))
-    return sign._replace(kind=Kind.PLAIN, positional=positional, by_name=by_name)
+    return sign._replace(kind=Kind.PLAIN, positional=positional, by_name=by_name, singles=None)
 
 
 def _use(argument: Any, base: str) -> int:

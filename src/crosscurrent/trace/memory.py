@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from crosscurrent.trace.records import MemoryKind, Region
+from crosscurrent.trace.records import Access, MemoryKind, Region
 
 LayoutKey: TypeAlias = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
 
@@ -32,7 +32,22 @@ class Block(weakref.ref[torch.UntypedStorage]):
     It is a weak reference to its storage, so that the death of the storage is its own.
     """
 
-    __slots__ = ("cdata", "device", "index", "memory", "nbytes", "on_device", "private", "uses")
+    __slots__ = (
+        "cdata",
+        "device",
+        "dtype",
+        "index",
+        "memory",
+        "nbytes",
+        "offset",
+        "on_device",
+        "private",
+        "read",
+        "shape",
+        "strides",
+        "uses",
+        "write",
+    )
 
     cdata: int
     index: int
@@ -44,6 +59,14 @@ class Block(weakref.ref[torch.UntypedStorage]):
     """Memory of a graph's own: nothing else is ever served from it."""
     uses: dict[int, int] | None
     """Pinned memory: the last record, by lane, of a copy that the host allocator waits for."""
+    shape: torch.Size | None
+    """The layout that the last op to touch the block had of it, with the two accesses that it may make. Most
+    ops see a block as the op before them did."""
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    read: Access | None
+    write: Access | None
 
     def be(self, index: int, memory: MemoryKind | None, device: int, nbytes: int) -> None:
         """Become the allocation ``index`` of ``nbytes`` bytes."""
@@ -54,6 +77,7 @@ class Block(weakref.ref[torch.UntypedStorage]):
         self.nbytes = nbytes
         self.private = False
         self.uses = None
+        self.shape = None
 
 
 def region_of(offset: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Region | None:

@@ -2,8 +2,8 @@
 
 One ``Tracer`` belongs to one watch. Whoever sees the program (the simulation, or the dispatch mode and
 the taps on a real GPU) tells it about ops and synchronization, after they ran. What is special about
-copies and about ops that make the host wait is in ``copies`` and ``waits``; lanes and storages
-are in ``recorder``, synchronization in ``sync``.
+copies and about ops that make the host wait is in ``copies`` and ``waits``; what an op reads and writes is
+gathered in ``gather``; lanes and storages are in ``recorder``, synchronization in ``sync``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ from torch.utils import _pytree as pytree
 
 from crosscurrent.trace import copies, waits
 from crosscurrent.trace.access import Kind, Signature, Use, in_training, signature
-from crosscurrent.trace.memory import Block
+from crosscurrent.trace.gather import Call, Gatherer
 from crosscurrent.trace.recorder import Environment
-from crosscurrent.trace.records import HOST, Access, Op, Record
-from crosscurrent.trace.sync import SyncTaps
+from crosscurrent.trace.records import Record
 
 log = logging.getLogger(__name__)
 
-_new: Any = tuple.__new__
-_MANY = int(Use.MANY)
 _READ = int(Use.READ)
 _WRITE = int(Use.WRITE)
 _PLAIN = int(Kind.PLAIN)
@@ -44,31 +41,7 @@ class CallObserver(Protocol):
         """The op ran, and was turned into ``records``."""
 
 
-class Call:
-    """The accesses of one call: those on the device, those of the host (to pinned memory), and where.
-
-    Lists of tensors may lie on several devices; what is on others than the first is in ``elsewhere``.
-    """
-
-    __slots__ = ("device", "elsewhere", "host", "inputs", "is_view", "on_device", "writes")
-
-    def __init__(self) -> None:
-        self.device: list[Access] = []
-        self.elsewhere: dict[int, list[Access]] | None = None
-        self.host: list[Access] = []
-        self.inputs: list[int] = []
-        self.on_device = -1
-        self.is_view = False
-        self.writes = False
-
-    def on(self, device: int) -> list[Access]:
-        """The accesses on another device than the first one."""
-        if self.elsewhere is None:
-            self.elsewhere = {}
-        return self.elsewhere.setdefault(device, [])
-
-
-class Tracer(SyncTaps):
+class Tracer(Gatherer):
     """Makes the records of one trace. All methods may be called from any thread."""
 
     def __init__(
@@ -96,13 +69,17 @@ class Tracer(SyncTaps):
         if kind == _NOTHING and not self.observers:
             return
         with self._lock:
-            self.begin()
+            if self._dead:
+                self.bury()
+            self.site = self.sites.here()
+            self._lane_device = -1
             if self.observers:
                 self._observed(sign, func, args, kwargs, out)
                 return
             try:
                 if kind == _PLAIN:
-                    self.emit_call(sign.name, self.gather(sign, args, kwargs, out))
+                    if not self.plain(sign, args, kwargs, out):
+                        self.emit_call(sign.name, self.gather(sign, args, kwargs, out))
                 else:
                     self._special(sign, func, args, kwargs, out)
             except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -173,116 +150,6 @@ class Tracer(SyncTaps):
             case Kind.OPAQUE:
                 self._opaque(sign, args, kwargs, out)
 
-    def gather(self, sign: Signature, args: Any, kwargs: Any, out: Any) -> Call:
-        """What a call reads and writes. New storages are allocated on the way."""
-        call = Call()
-        touch = self.touch
-        for use, arg in zip(sign.positional, args):  # noqa: B905 (trailing arguments may be left out)
-            if use and arg is not None:
-                if use < _MANY:
-                    touch(call, arg, use)
-                else:
-                    for one in arg:
-                        if one is not None:
-                            touch(call, one, use)
-        if kwargs:
-            self._gather_named(call, sign, kwargs)
-        if sign.makes_tensors:
-            if isinstance(out, Tensor):
-                self._result(call, out)
-            else:
-                self._results(call, out)
-            if call.is_view and not call.writes:
-                call.device.clear()
-                call.host.clear()
-        return call
-
-    def _gather_named(self, call: Call, sign: Signature, kwargs: dict[str, Any]) -> None:
-        for name, arg in kwargs.items():
-            use = sign.by_name.get(name, 0)
-            if not use or arg is None:
-                continue
-            for one in arg if use & _MANY else (arg,):
-                if sign.grows and use & _WRITE:
-                    self.resized(one, sign.name)
-                self.touch(call, one, use)
-
-    def _results(self, call: Call, out: Any) -> None:
-        for result in out:
-            if isinstance(result, Tensor):
-                self._result(call, result)
-            elif isinstance(result, (tuple, list)):
-                self._results(call, result)
-
-    def _result(self, call: Call, result: Tensor) -> None:
-        """A result is written, unless it lies in the memory of an argument: then it is a view."""
-        try:
-            storage = result.untyped_storage()
-        except NotImplementedError:
-            self._not_strided(result)
-            return
-        block = self._blocks.get(storage._cdata)
-        if block is None:
-            block = self._admit(result, storage, fresh=True)
-        elif block.index in call.inputs:
-            call.is_view = True
-            return
-        self._add(call, result, block, _WRITE)
-
-    def touch(self, call: Call, tensor: Tensor, use: int) -> None:
-        """Add a tensor's bytes to the accesses of ``call``."""
-        try:
-            storage = tensor.untyped_storage()
-        except AttributeError:
-            return  # a number in the place of a tensor
-        except NotImplementedError:
-            self._not_strided(tensor)
-            return
-        block = self._blocks.get(storage._cdata)
-        if block is None:
-            block = self._admit(tensor, storage, fresh=False)
-        self._add(call, tensor, block, use)
-
-    def _add(self, call: Call, tensor: Tensor, block: Block, use: int) -> None:
-        if block.memory is None and not self._reconsider(block, tensor):
-            return
-        key: Any = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
-        try:
-            region, shape, dtype = self.layouts.known[key]
-        except KeyError:
-            region, shape, dtype = self.layouts.learn(key)
-        number = block.index
-        call.inputs.append(number)
-        if region is None:
-            return
-        if not block.on_device:
-            accesses = call.host
-        elif block.device == call.on_device:
-            accesses = call.device
-        elif call.on_device < 0:
-            call.on_device = block.device
-            accesses = call.device
-        else:
-            accesses = call.on(block.device)
-        if use & _READ:
-            accesses.append(_new(Access, (number, region, False, shape, dtype, False)))
-        if use & _WRITE:
-            accesses.append(_new(Access, (number, region, True, shape, dtype, False)))
-            call.writes = True
-
-    def emit_call(self, name: str, call: Call) -> None:
-        """One ``Op`` on the stream, and before it what the host does to pinned memory as it issues it."""
-        if call.host:
-            self.put(Op, HOST, name, self.site, tuple(call.host))
-        if call.device:
-            index = self._index
-            self._index = index + 1
-            lane = self.lane(call.on_device)
-            self._sink(_new(Op, (index, lane, name, self.site, tuple(call.device))))
-            if call.elsewhere is not None:
-                for device, accesses in call.elsewhere.items():
-                    self.put(Op, self.lane(device), name, self.site, tuple(accesses))
-
     def _custom(self, sign: Signature, call: Call) -> None:
         """An op that is not PyTorch's own: its kernel may reach into pinned memory."""
         if call.host and call.device:
@@ -304,10 +171,6 @@ class Tracer(SyncTaps):
         self.emit_call(sign.name, call)
         if sign.why_unknown and (call.device or call.host):
             self.unknown(sign.name, sign.why_unknown)
-
-    def _not_strided(self, tensor: Tensor) -> None:
-        if tensor.device.type != "cpu":
-            self.unknown("tensor", f"a tensor of layout {tensor.layout}: its memory is not followed")
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:

@@ -15,7 +15,8 @@ from crosscurrent.trace.access import Signature, base_name
 from crosscurrent.trace.records import HOST, Op
 
 if TYPE_CHECKING:
-    from crosscurrent.trace.tracer import Call, Tracer
+    from crosscurrent.trace.gather import Call
+    from crosscurrent.trace.tracer import Tracer
 
 _MASKS = (torch.bool, torch.uint8)
 

@@ -1,0 +1,250 @@
+"""What an op reads and writes, as accesses to blocks.
+
+Note [The usual op]
+    Nearly all ops of a program take a few tensors of one device, which were seen before, and return nothing
+    or one new tensor. ``plain`` makes their records on a path of its own, which does nothing that they do not
+    need, and steps aside (returns False) for all others before it has emitted anything. A block keeps the
+    accesses that the op before made to it (``Block.read``, ``Block.write``): as long as it is seen in the
+    same layout, which is compared in full, there is nothing to look up or to make.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from crosscurrent.trace.access import Signature, Use
+from crosscurrent.trace.memory import Block
+from crosscurrent.trace.records import HOST, Access, Op
+from crosscurrent.trace.sync import SyncTaps
+
+_new: Any = tuple.__new__
+_MANY = int(Use.MANY)
+_READ = int(Use.READ)
+_WRITE = int(Use.WRITE)
+_NONE = -2  # no device, and not that of host memory either
+
+
+class Call:
+    """The accesses of one call: those on the device, those of the host (to pinned memory), and where.
+
+    Lists of tensors may lie on several devices; what is on others than the first is in ``elsewhere``.
+    """
+
+    __slots__ = ("device", "elsewhere", "host", "inputs", "is_view", "on_device", "writes")
+
+    def __init__(self) -> None:
+        self.device: list[Access] = []
+        self.elsewhere: dict[int, list[Access]] | None = None
+        self.host: list[Access] = []
+        self.inputs: list[int] = []
+        self.on_device = -1
+        self.is_view = False
+        self.writes = False
+
+    def on(self, device: int) -> list[Access]:
+        """The accesses on another device than the first one."""
+        if self.elsewhere is None:
+            self.elsewhere = {}
+        return self.elsewhere.setdefault(device, [])
+
+
+class Gatherer(SyncTaps):
+    """Finds the accesses of calls."""
+
+    def plain(self, sign: Signature, args: Any, kwargs: Any, out: Any) -> bool:
+        """Make the record of a usual op; see Note [The usual op]. False: it is none, and nothing was made."""
+        if sign.singles is None or (kwargs and not sign.named.isdisjoint(kwargs)):
+            return False
+        device = _NONE
+        accesses: list[Any] = []
+        blocks = self._blocks
+        num = len(args)
+        for place, use in sign.singles:
+            if place >= num:
+                break
+            tensor = args[place]
+            if tensor is None:
+                continue
+            try:
+                block = blocks[tensor.untyped_storage()._cdata]
+            except AttributeError:
+                continue  # a number in the place of a tensor
+            except (KeyError, NotImplementedError):
+                return False
+            if block.device != device:
+                if device != _NONE or not block.on_device:
+                    return False
+                device = block.device
+            if not (
+                tensor.shape == block.shape
+                and tensor.stride() == block.strides
+                and tensor.dtype is block.dtype
+                and tensor.storage_offset() == block.offset
+            ):
+                self._lay(block, tensor)
+            if block.read is not None:
+                if use & _READ:
+                    accesses.append(block.read)
+                if use & _WRITE:
+                    accesses.append(block.write)
+        if sign.makes_tensors:
+            new = self._new_result(out)
+            if new is None or (new.device != device and device != _NONE):
+                return False
+            device = new.device
+            if new.write is not None:
+                accesses.append(new.write)
+        if accesses:
+            lane = self.lane(device)
+            index = self._index
+            self._index = index + 1
+            self._sink(_new(Op, (index, lane, sign.name, self.site, tuple(accesses))))
+        return True
+
+    def _new_result(self, out: Any) -> Block | None:
+        """The new block of a result on a device; None if it is anything else."""
+        if not isinstance(out, Tensor):
+            return None
+        try:
+            storage = out.untyped_storage()
+        except NotImplementedError:
+            return None
+        if storage._cdata in self._blocks:
+            return None  # in the memory of an argument
+        block = self._admit(out, storage, fresh=True)
+        if not block.on_device:
+            return None
+        self._lay(block, out)
+        return block
+
+    def _lay(self, block: Block, tensor: Tensor) -> None:
+        """Keep the layout of a tensor, and the accesses that ops make to it, with its block."""
+        key: Any = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        try:
+            region, shape, dtype = self.layouts.known[key]
+        except KeyError:
+            region, shape, dtype = self.layouts.learn(key)
+        block.shape, block.strides, block.offset, block.dtype = key
+        if region is None:
+            block.read = block.write = None
+            return
+        number = block.index
+        block.read = _new(Access, (number, region, False, shape, dtype, False))
+        block.write = _new(Access, (number, region, True, shape, dtype, False))
+
+    def gather(self, sign: Signature, args: Any, kwargs: Any, out: Any) -> Call:
+        """What a call reads and writes. New storages are allocated on the way."""
+        call = Call()
+        touch = self.touch
+        for use, arg in zip(sign.positional, args):  # noqa: B905 (trailing arguments may be left out)
+            if use and arg is not None:
+                if use < _MANY:
+                    touch(call, arg, use)
+                else:
+                    for one in arg:
+                        if one is not None:
+                            touch(call, one, use)
+        if kwargs:
+            self._gather_named(call, sign, kwargs)
+        if sign.makes_tensors:
+            if isinstance(out, Tensor):
+                self._result(call, out)
+            else:
+                self._results(call, out)
+            if call.is_view and not call.writes:
+                call.device.clear()
+                call.host.clear()
+        return call
+
+    def _gather_named(self, call: Call, sign: Signature, kwargs: dict[str, Any]) -> None:
+        for name, arg in kwargs.items():
+            use = sign.by_name.get(name, 0)
+            if not use or arg is None:
+                continue
+            for one in arg if use & _MANY else (arg,):
+                if sign.grows and use & _WRITE:
+                    self.resized(one, sign.name)
+                self.touch(call, one, use)
+
+    def _results(self, call: Call, out: Any) -> None:
+        for result in out:
+            if isinstance(result, Tensor):
+                self._result(call, result)
+            elif isinstance(result, (tuple, list)):
+                self._results(call, result)
+
+    def _result(self, call: Call, result: Tensor) -> None:
+        """A result is written, unless it lies in the memory of an argument: then it is a view."""
+        try:
+            storage = result.untyped_storage()
+        except NotImplementedError:
+            self._not_strided(result)
+            return
+        block = self._blocks.get(storage._cdata)
+        if block is None:
+            block = self._admit(result, storage, fresh=True)
+        elif block.index in call.inputs:
+            call.is_view = True
+            return
+        self._add(call, result, block, _WRITE)
+
+    def touch(self, call: Call, tensor: Tensor, use: int) -> None:
+        """Add a tensor's bytes to the accesses of ``call``."""
+        try:
+            storage = tensor.untyped_storage()
+        except AttributeError:
+            return  # a number in the place of a tensor
+        except NotImplementedError:
+            self._not_strided(tensor)
+            return
+        block = self._blocks.get(storage._cdata)
+        if block is None:
+            block = self._admit(tensor, storage, fresh=False)
+        self._add(call, tensor, block, use)
+
+    def _add(self, call: Call, tensor: Tensor, block: Block, use: int) -> None:
+        if block.memory is None and not self._reconsider(block, tensor):
+            return
+        if not (
+            tensor.shape == block.shape
+            and tensor.stride() == block.strides
+            and tensor.dtype is block.dtype
+            and tensor.storage_offset() == block.offset
+        ):
+            self._lay(block, tensor)
+        call.inputs.append(block.index)
+        if block.read is None:
+            return
+        if not block.on_device:
+            accesses = call.host
+        elif block.device == call.on_device:
+            accesses = call.device
+        elif call.on_device < 0:
+            call.on_device = block.device
+            accesses = call.device
+        else:
+            accesses = call.on(block.device)
+        if use & _READ:
+            accesses.append(block.read)
+        if use & _WRITE:
+            accesses.append(block.write)  # type: ignore[arg-type]
+            call.writes = True
+
+    def emit_call(self, name: str, call: Call) -> None:
+        """One ``Op`` on the stream, and before it what the host does to pinned memory as it issues it."""
+        if call.host:
+            self.put(Op, HOST, name, self.site, tuple(call.host))
+        if call.device:
+            index = self._index
+            self._index = index + 1
+            lane = self.lane(call.on_device)
+            self._sink(_new(Op, (index, lane, name, self.site, tuple(call.device))))
+            if call.elsewhere is not None:
+                for device, accesses in call.elsewhere.items():
+                    self.put(Op, self.lane(device), name, self.site, tuple(accesses))
+
+    def _not_strided(self, tensor: Tensor) -> None:
+        if tensor.device.type != "cpu":
+            self.unknown("tensor", f"a tensor of layout {tensor.layout}: its memory is not followed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 import signal
 from functools import partial
@@ -19,6 +20,7 @@ from crosscurrent.stress.history import PAST_RACES
 from crosscurrent.suite import history
 from crosscurrent.suite.stressed import GradientCase
 
+DOCUMENTED = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
 ONE_CASE = ["stress", "--policies", "lastrec", "--quantizers", "default"]
 
 
@@ -66,6 +68,9 @@ def test_stopped_and_continued_all_is_tried_once(
     assert document["cases"] == ["lastrec, default"]
     assert (document["seeds"], document["runs"], document["failures"]) == ([0, 1], 2, [])
     assert [path.name for path in Path().iterdir()] == ["out.json"]  # nothing is left to continue
+    section = DOCUMENTED.split("\n## `crosscurrent stress`", 1)[1]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == document.keys()
 
 
 @pytest.mark.simulation
@@ -95,6 +100,7 @@ def test_a_failure_prints_the_one_command_that_repeats_it(
         "crosscurrent stress --policies lastrec --quantizers default --seed 0 --delay_us 200 --lanes main"
     )
     assert _json()["failures"][-1]["repeat"] == repeat
+    assert all(f"`{field}`" in DOCUMENTED for field in _json()["failures"][-1])
     page = Path("out.html").read_text(encoding="utf-8")
     assert page.count(repeat) >= 1
     assert "2 failed in 1 run(s)." in page
@@ -112,6 +118,7 @@ def test_the_races_of_the_past_in_a_table(
     output = capsys.readouterr().out
     assert PAST_RACES[0].name in output
     assert "held: 1 races of the past named and witnessed" in output
+    assert all(f"`{field}`" in DOCUMENTED for field in _json()["history"][0])
     assert [shown["name"] for shown in _json()["history"]] == [PAST_RACES[0].name, "unchanged"]
     assert _json()["verdict"] == "held"
 

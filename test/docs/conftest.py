@@ -119,7 +119,11 @@ def _become_python(words: list[str], said: Path) -> NoReturn:
         sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
         for name in [name for name in os.environ if name.startswith("PYTEST_")]:
             del os.environ[name]
-        os.environ |= {"COLUMNS": "80", "PY_COLORS": "0", "PYTEST_ADDOPTS": "-p no:cacheprovider -p no:hypothesispytest"}
+        os.environ |= {
+            "COLUMNS": "80",
+            "PY_COLORS": "0",
+            "PYTEST_ADDOPTS": "-p no:cacheprovider -p no:hypothesispytest",
+        }
         sys.path.insert(0, str(Path.cwd()))
         if words[0] == "-m":
             sys.argv = words[1:]

@@ -63,6 +63,7 @@ class CacheConfig:
 
     policy: PolicyKind = PolicyKind.LASTREC
     buffer: BufferKind = BufferKind.DEFAULT
+    """How the forward pass holds the entries; the backward pass computes with the values that come of it."""
     cache_length: int | tuple[int, ...] = 1024
     """Slots; one number, or one for each layer."""
     init_grace_tokens: int = 0

@@ -175,7 +175,5 @@ def test_a_directed_delay_shows_the_race_on_a_gpu(race: PastRace) -> None:
 @pytest.mark.stress
 @pytest.mark.parametrize("scenario", scenarios(everything=True), ids=lambda scenario: scenario.name)
 def test_the_layer_holds(scenario: Scenario) -> None:
-    if scenario.policy == "dense":
-        pytest.skip("a cache that never evicts has no KV checkpoints to race")
     outcome = History().check(scenario)
     assert outcome.verdict is Verdict.HELD, outcome.detail

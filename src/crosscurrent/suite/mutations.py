@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.races.causes import Cause
 from crosscurrent.races.detector import Detector
-from crosscurrent.races.findings import findings_of
+from crosscurrent.races.findings import Finding, findings_of
+from crosscurrent.schedules import Prover, Witness
 from crosscurrent.stress.edges import CALLS, ChangedEdge, drop_edge, weaken_edge
 from crosscurrent.stress.lanes import DEVICE_TO_HOST, HOST_TO_DEVICE, MAIN, roles_in
 from crosscurrent.stress.mutations import (
@@ -26,15 +27,18 @@ from crosscurrent.stress.mutations import (
 )
 from crosscurrent.suite.experiment import make_batches
 from crosscurrent.suite.layer import Outcome
-from crosscurrent.suite.recorded import Batches, Recording, harmless, make_model, record
+from crosscurrent.suite.recorded import Batches, Recording, make_model, racy, record
 from crosscurrent.suite.scenario import Scenario
 from crosscurrent.suite.structure import structural_mutants
-from crosscurrent.trace.records import Site
+from crosscurrent.trace.records import Record, Site
 
 Judged = tuple[Mutation, Cause | None]
 
 PROGRAMS = 6
 """Mutants of an ordinary run that are tried on the running program, too."""
+
+WITNESSES = 2
+"""And mutants for which a schedule that changes values is looked for."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Mutations:
 
     def check(self, scenario: Scenario) -> Outcome:
         """Kill them all."""
-        recording = recorded(scenario)
+        recording = recorded(scenario, keep=True)
         edges = judged(recording)
         mutants = [edge_mutant(recording, *each) for each in edges]
         score = Score(mutants=(*mutants, *structural_mutants(scenario)))
@@ -61,19 +65,24 @@ class Mutations:
             return Outcome.failed(f"{score}; survivors: {reasons}", score)
         if wrong := disagreement_with_advice(recording, edges):
             return Outcome.failed(wrong, score)
-        runnable = harmless(scenario)
+        proven = [witness_of(recording, each).proven for each in sample(edges_of(recording), WITNESSES)]
+        runnable = racy(scenario)
         if runnable != scenario:
             recording = recorded(runnable)
         chosen = sample(edges_of(recording), PROGRAMS)
         for mutation in chosen:
             if wrong := disagreement_with_program(recording, runnable, mutation):
                 return Outcome.failed(wrong, score)
-        return Outcome.held(f"{score}; {len(chosen)} of them run as programs, with the same findings", score)
+        return Outcome.held(
+            f"{score}; {len(chosen)} of them run as programs, with the same findings; for {sum(proven)} of "
+            f"{len(proven)} a schedule that changes values",
+            score,
+        )
 
 
-def recorded(scenario: Scenario, batches: Batches | None = None) -> Recording:
-    """The trace whose edges are mutated."""
-    return record(make_model(scenario), make_batches() if batches is None else batches)
+def recorded(scenario: Scenario, batches: Batches | None = None, *, keep: bool = False) -> Recording:
+    """The trace whose edges are mutated; ``keep`` what it takes to run it again, for witnesses."""
+    return record(make_model(scenario), make_batches() if batches is None else batches, keep=keep)
 
 
 def edges_of(recording: Recording) -> list[Mutation]:
@@ -112,16 +121,28 @@ def disagreement_with_advice(recording: Recording, edges: Sequence[Judged]) -> s
     return ""
 
 
-def disagreement_with_program(recording: Recording, scenario: Scenario, mutation: Mutation) -> str:
-    """Whether a mutated program has other findings than the mutated trace; what, if so."""
-    detector = Detector()
-    for each in mutated(recording.seen.records, mutation):
-        detector.feed(each)
-    expected = {finding.id for finding in detector.findings(recording.seen.info)}
+def witness_of(recording: Recording, mutation: Mutation) -> Witness:
+    """A schedule that the mutant allows and the gradient does not, and what it changes."""
+    program = recording.program
+    assert program is not None, "record with keep=True"
+    records = mutated(program.records, mutation)
+    finding = _findings(records, recording)[0]
+    return Prover(replace(program, records=tuple(records))).prove(finding)
+
+
+def disagreement_with_program(
+    recording: Recording, scenario: Scenario, mutation: Mutation, batches: Batches | None = None
+) -> str:
+    """Whether a mutated program has other findings than the mutated trace; what, if so.
+
+    ``batches`` are those of the recording.
+    """
+    findings = _findings(mutated(recording.seen.records, mutation), recording)
+    expected = {finding.id for finding in findings}
     model = make_model(scenario)
-    batches = make_batches()
     with _changed_program(model, recording, mutation):
-        found = {finding.id for finding in record(model, batches).seen.findings}
+        seen = record(model, make_batches() if batches is None else batches).seen
+    found = {finding.id for finding in seen.findings}
     if found == expected:
         return ""
     return f"{mutation}: the program has the findings {sorted(found)}, the trace {sorted(expected)}"
@@ -141,6 +162,13 @@ def sample(mutations: Sequence[Mutation], count: int) -> list[Mutation]:
         return [firsts[i * len(firsts) // count] for i in range(count)]
     rest = [mutation for mutation in tried if mutation not in firsts]
     return [*firsts, *rest[: count - len(firsts)]]
+
+
+def _findings(records: Sequence[Record], recording: Recording) -> list[Finding]:
+    detector = Detector()
+    for each in records:
+        detector.feed(each)
+    return detector.findings(recording.seen.info)
 
 
 def _changed_program(

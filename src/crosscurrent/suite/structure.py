@@ -23,7 +23,7 @@ from crosscurrent.gradient.transfer import HostBuffer, Incoming, Outgoing
 from crosscurrent.races.watch import watch
 from crosscurrent.stress.mutations import Mutant
 from crosscurrent.suite.experiment import deterministic, make_batches
-from crosscurrent.suite.recorded import harmless, make_model, on_host, replaced, steps
+from crosscurrent.suite.recorded import make_model, on_host, racy, replaced, steps
 from crosscurrent.suite.scenario import Scenario
 
 DOUBLE_BUFFERS = (
@@ -45,7 +45,7 @@ BUFFERS = "buffers"
 
 def structural_mutants(scenario: Scenario) -> Iterator[Mutant]:
     """Every mutant, judged. Raises AssertionError if the code as it is does not pass the same judges."""
-    scenario = harmless(scenario)
+    scenario = racy(scenario)
     batches = make_batches()[1:]
     with deterministic():
         expected = on_host(steps(make_model(scenario, flag=False), batches))

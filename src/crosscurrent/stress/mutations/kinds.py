@@ -117,8 +117,11 @@ class _Finder:
         self._info = info
         self._owns = owns
         self._place = place
-        waits = [r for r in records if _orders(r) and owns(info.sites[r.site])]
-        self._waited_for = {wait.event for wait in waits if isinstance(wait, WaitEvent | HostWait)}
+        self._waited_for = {
+            record.event
+            for record in records
+            if isinstance(record, WaitEvent | HostWait) and _orders(record) and owns(info.sites[record.site])
+        }
         self._lanes = sorted({r.lane for r in records if isinstance(r, RecordEvent | WaitEvent)})
         self._calls: Counter[tuple[str, int]] = Counter()
 
@@ -181,8 +184,8 @@ class _Finder:
         return call, self._calls[call, record.site] - 1
 
 
-def _orders(record: Record) -> bool:
-    """Whether a record is a wait that orders anything."""
-    if isinstance(record, HostWait):
-        return record.event not in (None, NO_EVENT) or bool(record.lanes)
-    return isinstance(record, WaitEvent) and record.event != NO_EVENT
+def _orders(wait: WaitEvent | HostWait) -> bool:
+    """Whether a wait orders anything."""
+    if isinstance(wait, HostWait) and wait.event is None:
+        return bool(wait.lanes)
+    return wait.event != NO_EVENT

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,6 +78,22 @@ class CudaEnvironment:
         return real.device_index, real.cuda_stream
 
 
+class _Way(NamedTuple):
+    """How an op is run."""
+
+    func: Any
+    """The op; kept, so that its id is its own."""
+    run: Callable[..., Any]
+    is_composite: bool
+    knows_its_waits: bool
+
+
+def _way(func: Any) -> _Way:
+    # An overload does nothing when it is called but call this; it is one Python frame less for each op.
+    run = func._op if type(func) is torch._ops.OpOverload else func
+    return _Way(func, run, _is_composite(func), signature(func).kind in _KNOWS_ITS_WAITS)
+
+
 class _Local(threading.local):
     """What belongs to one thread: the callbacks held back while an op runs."""
 
@@ -92,7 +108,7 @@ class CudaDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, source: CudaSource) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._source = source
-        self._composite: dict[int, bool] = {}
+        self._ways: dict[int, _Way] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -105,15 +121,15 @@ class CudaDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # a tensor subclass takes its ops apart first
         if kwargs is None:
             kwargs = {}
-        composite = self._composite.get(id(func))
-        if composite is None:
-            composite = self._composite[id(func)] = _is_composite(func)
-        if composite:
+        way = self._ways.get(id(func))
+        if way is None:
+            way = self._ways[id(func)] = _way(func)
+        if way[2]:
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        return self._source.call(func, args, kwargs)
+        return self._source.call(way, args, kwargs)
 
 
 class CudaSource:
@@ -127,7 +143,6 @@ class CudaSource:
         self._mode: CudaDispatch | None = None
         self._patches = Patches()
         self._callbacks: list[tuple[Any, Callable[..., None]]] = []
-        self._knows_its_waits: dict[int, bool] = {}
         self._wait_stream = torch.cuda.Stream.wait_stream.__code__
 
     def attach(self, tracer: Tracer) -> None:
@@ -166,8 +181,9 @@ class CudaSource:
 
     # -- ops -------------------------------------------------------------------------------------------
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, way: _Way, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op and show it to the tracer."""
+        func, run, _, knows_its_waits = way
         tracer = self.tracer
         if tracer is None:  # a thread that outlives the watch
             return func(*args, **kwargs)
@@ -176,20 +192,14 @@ class CudaSource:
         local = self._local
         outer, local.held = local.held, []
         try:
-            out = func(*args, **kwargs)
+            out = run(*args, **kwargs)
         finally:
             held, local.held = local.held, outer
-        if held and not self._waits_are_known(func):
+        if held and not knows_its_waits:
             for report in held:
                 report()
         tracer.op(func, args, kwargs, out)
         return out
-
-    def _waits_are_known(self, func: Any) -> bool:
-        known = self._knows_its_waits.get(id(func))
-        if known is None:
-            known = self._knows_its_waits[id(func)] = signature(func).kind in _KNOWS_ITS_WAITS
-        return known
 
     def run_thread(self, run: Callable[[], None]) -> None:
         """Run a new thread's work under the watch: dispatch modes are per thread."""

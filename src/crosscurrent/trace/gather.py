@@ -97,7 +97,7 @@ class Gatherer(SyncTaps):
             if new.write is not None:
                 accesses.append(new.write)
         if accesses:
-            lane = self.lane(device)
+            lane = self._current_lane if device == self._lane_device else self.lane(device)
             index = self._index
             self._index = index + 1
             self._sink(_new(Op, (index, lane, sign.name, self.site, tuple(accesses))))
@@ -113,7 +113,7 @@ class Gatherer(SyncTaps):
             return None
         if storage._cdata in self._blocks:
             return None  # in the memory of an argument
-        block = self._admit(out, storage, fresh=True)
+        block = self._admit(out, storage, True)
         if not block.on_device:
             return None
         self._lay(block, out)
@@ -184,7 +184,7 @@ class Gatherer(SyncTaps):
             return
         block = self._blocks.get(storage._cdata)
         if block is None:
-            block = self._admit(result, storage, fresh=True)
+            block = self._admit(result, storage, True)
         elif block.index in call.inputs:
             call.is_view = True
             return
@@ -201,7 +201,7 @@ class Gatherer(SyncTaps):
             return
         block = self._blocks.get(storage._cdata)
         if block is None:
-            block = self._admit(tensor, storage, fresh=False)
+            block = self._admit(tensor, storage, False)
         self._add(call, tensor, block, use)
 
     def _add(self, call: Call, tensor: Tensor, block: Block, use: int) -> None:

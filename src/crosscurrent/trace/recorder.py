@@ -102,6 +102,7 @@ class Recorder:
         self._recordings: dict[Hashable, int] = {}
         self._recorded_at: dict[int, tuple[int, int]] = {}
         self._closed = False
+        self._on_death = self._died
         self._captured: list[Record] = []
         self._outside: tuple[Callable[[Record], None], int] = (self._sink, 0)
         self._lane_device = -1
@@ -200,7 +201,7 @@ class Recorder:
             storage = tensor.untyped_storage()
         except NotImplementedError:
             return None
-        block = self._blocks.get(storage._cdata) or self._admit(tensor, storage, fresh=fresh)
+        block = self._blocks.get(storage._cdata) or self._admit(tensor, storage, fresh)
         return None if block.memory is None and not self._reconsider(block, tensor) else block
 
     def _reconsider(self, block: Block, tensor: Tensor) -> bool:
@@ -210,26 +211,26 @@ class Recorder:
             return False
         # Pinned memory that was not: registered later, and no allocation.
         fresh = where[0] is MemoryKind.DEVICE
-        self._allocate(block, where[0], where[1], tensor.untyped_storage().nbytes(), fresh=fresh)
+        self._allocate(block, where[0], where[1], tensor.untyped_storage().nbytes(), fresh)
         return True
 
     def _made(self, out: Any) -> None:
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
             self.block_of(tensor, fresh=True)
 
-    def _admit(self, tensor: Tensor, storage: torch.UntypedStorage, *, fresh: bool) -> Block:
+    def _admit(self, tensor: Tensor, storage: torch.UntypedStorage, fresh: bool) -> Block:
         where = self.environment.classify(tensor)
-        block = Block(storage, self._died)
+        block = Block(storage, self._on_death)
         block.cdata = cdata = storage._cdata
         self._blocks[cdata] = block
         if where is None:
             block.be(-1, None, -1, 0)
         else:
-            self._allocate(block, where[0], where[1], storage.nbytes(), fresh=fresh)
+            self._allocate(block, where[0], where[1], storage.nbytes(), fresh)
         return block
 
     def _allocate(
-        self, block: Block, memory: MemoryKind, device: int, nbytes: int, *, fresh: bool = True
+        self, block: Block, memory: MemoryKind, device: int, nbytes: int, fresh: bool = True
     ) -> None:
         """Make ``block`` a new allocation. One without bytes is never heard of."""
         number = self._num_blocks
@@ -242,7 +243,7 @@ class Recorder:
                 self.host_wait("allocation", (), "pinned memory")
             lane = HOST
         elif fresh:
-            lane = self.lane(device)
+            lane = self._current_lane if device == self._lane_device else self.lane(device)
         else:
             lane = self.lane(device, _DEFAULT_STREAM)
         index = self._index
@@ -264,8 +265,13 @@ class Recorder:
                 continue
             if self._blocks.get(block.cdata) is block:
                 del self._blocks[block.cdata]
-            if block.memory is not None:
-                self._free(block, self.sites.at(what))
+            if not block.nbytes or block.private:  # pageable memory has no bytes here
+                continue
+            index = self._index
+            self._index = index + 1
+            self._sink(_new(Free, (index, block.index, self.sites.at(what))))
+            if not block.on_device:
+                self.host_cache.freed(block)
 
     def _free(self, block: Block, site: int) -> None:
         if block.nbytes == 0 or block.private:

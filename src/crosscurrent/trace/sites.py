@@ -26,8 +26,8 @@ _INTERNAL = (
     ),
 )
 
-Place: TypeAlias = tuple[CodeType, int] | None
-"""A frame outside of torch, held without interning: its code and its last instruction."""
+Place: TypeAlias = tuple[CodeType, dict[int, int], int] | None
+"""A frame outside of torch, held without interning: its code, the sites known in it, its last instruction."""
 
 
 def _is_internal(code: CodeType) -> bool:
@@ -92,7 +92,7 @@ class Sites:
             except KeyError:
                 lines = self._learn(code)[1]
             if lines is not None:
-                return code, frame.f_lasti
+                return code, lines, frame.f_lasti
             frame = frame.f_back
         return None
 
@@ -100,9 +100,7 @@ class Sites:
         """The site of a place that was noted earlier."""
         if place is None:
             return self._elsewhere()
-        code, lasti = place
-        lines = self._codes[id(code)][1]
-        assert lines is not None, "a place is outside of torch and the verifier"
+        code, lines, lasti = place
         site = lines.get(lasti)
         if site is None:
             site = lines[lasti] = self._intern(Site(*_entry(code, lasti)))

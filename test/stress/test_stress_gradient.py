@@ -61,6 +61,16 @@ def test_a_forgotten_wait_is_a_race_and_some_seeds_show_it(tmp_path_factory: pyt
     trial.close()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.name)
+def test_a_few_real_delays_change_nothing(scenario: Scenario) -> None:
+    for case in cases([scenario], StressOptions(), Cuda.REAL):
+        trial = case.prepare()
+        assert list(trial.problems) == []
+        assert [list(trial.run(seed)) for seed in range(9)] == [[]] * 9
+        trial.close()
+
+
 @pytest.mark.simulation
 def test_on_a_device_every_seed_is_a_run_with_delays() -> None:
     """What a GPU does, on simulated CUDA: there values never differ, but all of it runs."""

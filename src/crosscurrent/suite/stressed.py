@@ -9,6 +9,7 @@ shows in the second batch would be hidden by a wait.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from crosscurrent.races.watch import Watch, watch
 from crosscurrent.schedules import Prover, keep_values, save
 from crosscurrent.stress import DelayConfig, How, SeededReplays, delays
 from crosscurrent.stress.campaign import Case, Failure, Trial
+from crosscurrent.stress.lanes import OTHER
 from crosscurrent.stress.plans import plan_of
 from crosscurrent.suite.experiment import (
     cache_config,
@@ -169,25 +171,26 @@ class _Delayed:
     def __init__(self, case: GradientCase) -> None:
         self._case = case
         with deterministic():
-            self._off = self._run(flag=False, seed=None)
-            self.problems = self._failures(self._run(flag=True, seed=None), None)
+            self._off = self._run(flag=False)
+            # There is no such lane: this counts ops, over which plans spread what they do.
+            with delays(DelayConfig(how=How.EVERYWHERE, lanes=(OTHER,))) as counted:
+                self.problems = self._failures(self._run(flag=True), None)
+            self._length = counted.num_ops
             self.problems += self._races()
 
     def run(self, seed: int) -> list[Failure]:
         """Run with the flag on and the delays of one seed."""
         with deterministic():
-            return self._failures(self._run(flag=True, seed=seed), seed)
+            return self._failures(self._run(flag=True, plan=self._case.options.plan(seed)), seed)
 
     def close(self) -> None:
         """The next case starts with empty memory."""
         torch.cuda.empty_cache()
 
-    def _run(self, *, flag: bool, seed: int | None) -> Values:
+    def _run(self, *, flag: bool, plan: DelayConfig | None = None) -> Values:
         model = self._case.model(flag=flag)
-        torch.cuda.synchronize()  # whatever ran before is over, so that a run depends on its seed alone
-        if seed is None:
-            return two_batches(model).on_host(model)
-        with delays(self._case.options.plan(seed)):
+        torch.cuda.synchronize()  # whatever ran before is over, so that a run depends on its plan alone
+        with nullcontext() if plan is None else delays(plan, length=self._length):
             values = two_batches(model)
         return values.on_host(model)
 

@@ -89,8 +89,11 @@ class Body:
         self._contexts.__exit__(kind, error, traceback)
 
     def seen(self) -> str:
-        """What to say of a body that failed by itself: its races, if it has any."""
-        return say(self._judgement(self.watch.findings)).plain if self.watch.findings else ""
+        """What to say of a body that failed by itself: its races, and how to repeat it, if it is stressed."""
+        judgement = self._judgement(self.watch.findings)
+        if judgement.findings:
+            return say(judgement).plain
+        return f"repeat: {judgement.repeat}" if judgement.repeat else ""
 
     def properties(self) -> list[tuple[str, object]]:
         """What goes into the JUnit XML beside the text of a failure."""

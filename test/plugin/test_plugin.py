@@ -219,6 +219,19 @@ def test_a_stressed_failure_names_the_one_command_that_repeats_it(pytester: pyte
     again.assert_outcomes(failed=1)
 
 
+def test_a_body_that_fails_by_itself_under_stress_can_be_repeated(pytester: pytest.Pytester) -> None:
+    tests = "@pytest.mark.crosscurrent(stress_seeds=1)\ndef test_it():\n    assert 1 + 1 == 3\n"
+    result = run(pytester, tests)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E * assert (1 + 1) == 3",
+            "*Captured crosscurrent call*",
+            "repeat: pytest 'test_it.py::test_it[[]seed0[]]' --stress-seed 0 --delay-us 100",
+        ]
+    )
+
+
 def test_the_seed_is_a_fixture_too(pytester: pytest.Pytester) -> None:
     tests = "def test_it(stress_seed): assert stress_seed in (0, 1, 2)\n"
     run(pytester, tests).assert_outcomes(passed=3)

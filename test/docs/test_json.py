@@ -1,4 +1,4 @@
-"""``docs/json.md`` names every field of what ``stress``, ``overlap`` and ``bench`` write, and no other."""
+"""``docs/json.md`` names every field of what ``overlap`` and ``bench`` write, and no other."""
 
 from __future__ import annotations
 
@@ -48,13 +48,6 @@ def test_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _documented("overlap") == document.keys()
     for field in (*document["copies"][0], *document["blocked_by"][0], *(document["bounds"] or ())):
         assert f"`{field}`" in PAGE
-
-
-def test_stress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    one_case = ["--policies", "lastrec", "--quantizers", "default", "--seeds", "1"]
-    assert main(["stress", *one_case, "--json", "stress.json"]) == 0
-    assert _documented("stress") == _written("stress.json").keys()
 
 
 def test_bench() -> None:

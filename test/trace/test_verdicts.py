@@ -651,6 +651,32 @@ def running_statistics(fixed: bool) -> None:
     norm.running_mean.sin()
 
 
+@twin("read-after-write", "native_batch_norm|cudnn_batch_norm", "sin")
+def running_statistics_in_inference_mode(fixed: bool) -> None:
+    """Under inference mode PyTorch does not take composite ops apart; the watch has to."""
+    norm = torch.nn.BatchNorm1d(4, device="cuda")
+    x = device(1.0, 2, 4)
+    a = side()
+    with on(a), torch.inference_mode():
+        norm(x)
+    if fixed:
+        main().wait_stream(a)
+    assert norm.running_mean is not None
+    norm.running_mean.sin()
+
+
+@twin("read-after-write", "copy_", "sum")
+def number_of_repeats_in_inference_mode(fixed: bool) -> None:
+    """The host waits for repeats that are a tensor, not for a number that it knows."""
+    with torch.inference_mode():
+        x, host = device(1.0), pinned()
+        repeats = torch.ones(N, dtype=torch.long, device="cuda")
+        torch.cuda.synchronize()
+        host.copy_(x, non_blocking=True)
+        x.repeat_interleave(repeats if fixed else 2)
+        host.sum()
+
+
 @twin("read-after-write", "add_", "mul")
 def declared_kernel(fixed: bool) -> None:
     """``crosscurrent.access`` stands for a kernel that no dispatcher sees."""

@@ -89,6 +89,9 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 {**kwargs, "device": plans.CPU} if wanted is not None and wanted.type == "cuda" else kwargs
             )
             return func(*args, **on_cpu)
+        if plan is plans.composite:
+            with self:
+                return func.decompose(*args, **kwargs)
         if simulation.attention:
             if not simulation.is_active:
                 return func(*args, **kwargs)

@@ -56,6 +56,8 @@ def plan_for(func: Any) -> Plan | None:
         return _foreign
     if func in KERNELS:
         return partial(_kernel, kernel=KERNELS[func])
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd"):
+        return composite
     packet = func._overloadpacket
     name = func._schema.name.removeprefix("aten::")
     if packet is _aten._to_copy:
@@ -101,6 +103,11 @@ def writes_to(func: Any, args: Any, kwargs: Any, tensor: Tensor) -> bool:
         if value is tensor and argument.alias_info is not None and argument.alias_info.is_write:
             return True
     return False
+
+
+def composite(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
+    """An op made of others, which PyTorch does not take apart by itself under inference mode."""
+    raise AssertionError("the dispatch mode takes it apart")
 
 
 def _kernel(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any, *, kernel: Callable[..., Any]) -> Any:

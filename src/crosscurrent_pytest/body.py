@@ -75,11 +75,12 @@ class Body:
 
     def __enter__(self) -> Body:
         with ExitStack() as contexts:
+            if self._wishes.seed is not None and not self._simulated:
+                # First, since it measures the clock: the host's wait for that is not the test's.
+                contexts.enter_context(delays(self._plan(self._wishes.seed)))
             contexts.enter_context(self.watch)
             if self._replays:
                 self._keeper = contexts.enter_context(keep_values(self.watch))
-            if self._wishes.seed is not None and not self._simulated:
-                contexts.enter_context(delays(self._plan(self._wishes.seed)))
             self._contexts = contexts.pop_all()
         return self
 

@@ -72,7 +72,7 @@ def parser() -> ArgumentParser:
         "--continue", dest="resume", action="store_true", help="Go on with a run that was stopped."
     )
     options.add_argument(
-        "--state", metavar="FILE", default=STATE_FILE, help=f"Where a run remembers. Default: {STATE_FILE}."
+        "--state", metavar="FILE", default=STATE_FILE, help="Where a run remembers what it has done."
     )
     options.add_argument(
         "--save", metavar="FOLDER", help="Save programs that failed there, for `crosscurrent replay`."

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from crosscurrent.trace.access import Signature, Use
 from crosscurrent.trace.memory import Block
-from crosscurrent.trace.records import HOST, Access, Op
+from crosscurrent.trace.records import HOST, Access, Alloc, Op
 from crosscurrent.trace.sync import SyncTaps
 
 _new: Any = tuple.__new__
@@ -111,11 +111,24 @@ class Gatherer(SyncTaps):
             storage = out.untyped_storage()
         except NotImplementedError:
             return None
-        if storage._cdata in self._blocks:
+        cdata = storage._cdata
+        if cdata in self._blocks:
             return None  # in the memory of an argument
-        block = self._admit(out, storage, True)
-        if not block.on_device:
+        where = self.environment.classify(out)
+        if where is None or where[1] < 0:
             return None
+        memory, device = where
+        block = self._blocks[cdata] = Block(storage, self._on_death)
+        block.cdata = cdata
+        number = self._num_blocks
+        self._num_blocks = number + 1
+        nbytes = storage.nbytes()
+        block.be(number, memory, device, nbytes)
+        if nbytes:
+            lane = self._current_lane if device == self._lane_device else self.lane(device)
+            index = self._index
+            self._index = index + 1
+            self._sink(_new(Alloc, (index, number, lane, nbytes, memory, self.site, True)))
         self._lay(block, out)
         return block
 

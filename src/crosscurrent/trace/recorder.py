@@ -151,7 +151,9 @@ class Recorder:
         if stream is not None:
             return self._lane(device, stream)
         if device != self._lane_device:  # asked for the first time in this call
-            self._current_lane = self._lane(device, self.environment.current_stream(device))
+            stream = self.environment.current_stream(device)
+            known = self._lanes.get((device, stream))
+            self._current_lane = self._lane(device, stream) if known is None else known
             self._lane_device = device
         return self._current_lane
 

@@ -58,9 +58,9 @@ class Sites:
         self._codes: dict[int, tuple[CodeType, dict[int, int] | None]] = {}
 
     def here(self) -> int:
-        """The site of the call that is being made. The caller and its caller are not looked at."""
+        """The site of the call that is being made. The caller, which has a caller, is not looked at."""
         codes = self._codes
-        frame: FrameType | None = sys._getframe(1).f_back  # which a thread of C++ code may lack
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             code = frame.f_code
             try:

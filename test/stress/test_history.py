@@ -55,12 +55,8 @@ def test_a_race_of_the_past_is_named_and_witnessed(race: PastRace) -> None:
     assert ".grad: " in said or "loss: " in said
 
 
-@pytest.mark.parametrize("race", PAST_RACES, ids=lambda race: race.name)
-def test_the_code_as_it_is_has_no_finding_for_it(race: PastRace) -> None:
-    recording = record(make_model(LASTREC), _tokens())
-    roles = roles_in(recording.seen.records, recording.seen.lanes)
-    assert race.pair_in(recording.seen.findings, roles) is None
-    assert not recording.seen.findings
+def test_the_code_as_it_is_has_no_finding() -> None:
+    assert not record(make_model(LASTREC), _tokens() * 2).seen.findings
 
 
 def _tokens() -> list[tuple[torch.Tensor, torch.Tensor]]:

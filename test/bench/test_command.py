@@ -24,9 +24,10 @@ from crosscurrent.gradient.long_context import LongContextGradientModel
 SMALL = CONFIGURATIONS["cpu-small"]
 TIMES = ("forward", "backward", "step", "host_forward", "host_backward")
 
-simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="simulates a CUDA device, and has one")
+simulated_only = pytest.mark.simulation
 
 
+@pytest.mark.simulation
 def test_the_document_says_what_was_measured(measured: dict[str, Any]) -> None:
     assert (measured["format"], measured["version"], measured["verdict"]) == (
         "crosscurrent bench",
@@ -43,6 +44,7 @@ def test_the_document_says_what_was_measured(measured: dict[str, Any]) -> None:
     assert any(note.startswith("Simulated:") for note in measured["notes"])
 
 
+@pytest.mark.simulation
 def test_medians_ratios_and_shares_follow_from_the_steps(measured: dict[str, Any]) -> None:
     (result,) = measured["results"]
     for flag in ("off", "on"):
@@ -58,6 +60,7 @@ def test_medians_ratios_and_shares_follow_from_the_steps(measured: dict[str, Any
         assert result["ratio"][name] == off / on
 
 
+@pytest.mark.simulation
 def test_the_roofline_is_that_of_the_counts_and_rates(measured: dict[str, Any]) -> None:
     (result,) = measured["results"]
     counts, bound = count(SMALL), result["roofline"]
@@ -72,6 +75,7 @@ def test_the_roofline_is_that_of_the_counts_and_rates(measured: dict[str, Any]) 
     assert len(result["rates"]["products"]) == len(counts.products)
 
 
+@pytest.mark.simulation
 def test_memory_and_overlap_of_each_flag(measured: dict[str, Any]) -> None:
     (result,) = measured["results"]
     parameters = sum(
@@ -93,6 +97,7 @@ def test_memory_and_overlap_of_each_flag(measured: dict[str, Any]) -> None:
     assert moved == sum(each.to_device + each.to_host for each in (counts.forward, counts.backward))
 
 
+@pytest.mark.simulation
 def test_the_comparison_covers_every_parameter(measured: dict[str, Any]) -> None:
     (result,) = measured["results"]
     parts = runner.make_parts(SMALL, device="cpu")
@@ -174,7 +179,7 @@ def test_wrong_use_measures_nothing(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+@pytest.mark.no_gpu
 def test_without_a_gpu_the_large_ones_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "cpu-small", "h200-a"]) == 2
     assert "h200-a needs a CUDA device, and this machine has none" in capsys.readouterr().err
@@ -186,6 +191,7 @@ def test_on_a_gpu_the_simulated_one_is_refused(capsys: pytest.CaptureFixture[str
     assert "cpu-small is measured in simulation" in capsys.readouterr().err
 
 
+@pytest.mark.simulation
 def test_results_are_shown_again_and_put_into_a_page(
     measured: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,6 +206,7 @@ def test_results_are_shown_again_and_put_into_a_page(
     assert "| cpu-small | on |" in text
 
 
+@pytest.mark.simulation
 def test_results_that_were_wrong_stay_wrong(measured: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     file.write_text(json.dumps(measured | {"verdict": "different"}), encoding="utf-8")

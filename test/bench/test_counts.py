@@ -21,7 +21,7 @@ from crosscurrent.report.costs import Direction
 
 Shape = tuple[int, int, int]
 
-simulated_only = pytest.mark.skipif(torch.cuda.is_available(), reason="simulates a CUDA device, and has one")
+simulated_only = pytest.mark.simulation
 
 
 class _SlowCount(TorchDispatchMode):

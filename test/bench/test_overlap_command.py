@@ -70,7 +70,7 @@ def test_the_stream_of_the_kernels_hides_nothing() -> None:
     assert _json()["hidden_share"] == 0
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+@pytest.mark.simulation
 def test_a_model_is_marked_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert _overlap(PROGRAM) == 0
     document = _json()
@@ -120,7 +120,7 @@ def test_a_program_that_leaves_at_once_is_reported_all_the_same() -> None:
     assert _json()["copies_made"] == 4
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a process with a CUDA context cannot be forked")
+@pytest.mark.simulation  # a process with a CUDA context cannot be forked
 def test_a_forked_child_ends_as_it_would_and_reports_nothing() -> None:
     fork = "import os\npid = os.fork()\nif pid == 0:\n    sys.exit(7)\n"
     wait = "print('child', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
@@ -157,7 +157,7 @@ def test_wrong_use_runs_nothing(
     assert output.out == ""
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+@pytest.mark.no_gpu
 def test_without_a_gpu_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     Path("program.py").write_text(PROGRAM, encoding="utf-8")
     assert main(["overlap", "program.py"]) == 2

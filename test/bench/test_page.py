@@ -24,6 +24,7 @@ def _table(text: str, columns: page.Row) -> list[dict[str, str]]:
     return rows
 
 
+@pytest.mark.simulation
 def test_every_figure_comes_from_the_document(measured: dict[str, Any]) -> None:
     document = copy.deepcopy(measured)
     (result,) = document["results"]
@@ -50,23 +51,27 @@ def test_every_figure_comes_from_the_document(measured: dict[str, Any]) -> None:
     assert (on["host time"], on["device peak"], on["pinned peak"]) == ("0.12 s", "3.51 GB", "1.5 MB")
 
 
+@pytest.mark.simulation
 def test_a_wrong_answer_stands_in_the_table(measured: dict[str, Any]) -> None:
     document = copy.deepcopy(measured)
     document["results"][0]["comparison"]["equal"] = False
     assert [row["bits"] for row in _table(page.tables(document), page.TIME_COLUMNS)] == ["", "DIFFERENT"]
 
 
+@pytest.mark.simulation
 def test_without_transfers_there_is_no_hidden_share(measured: dict[str, Any]) -> None:
     document = copy.deepcopy(measured)
     document["results"][0]["off"]["overlap"]["hidden_share"] = None
     assert _table(page.tables(document), page.OVERLAP_COLUMNS)[0]["hidden"] == "-"
 
 
+@pytest.mark.simulation
 def test_what_could_not_be_measured_is_said(measured: dict[str, Any]) -> None:
     text = page.tables(measured | {"errors": {"h200-c": "OutOfMemoryError: too much"}})
     assert "`h200-c` could not be measured: OutOfMemoryError: too much" in text
 
 
+@pytest.mark.simulation
 def test_only_what_is_between_the_marks_changes(measured: dict[str, Any]) -> None:
     before = f"above\n{page.BEGIN}\nold | figures\n{page.END}\nbelow\n"
     once = page.with_tables(before, measured)
@@ -76,6 +81,7 @@ def test_only_what_is_between_the_marks_changes(measured: dict[str, Any]) -> Non
     assert page.with_tables(once, measured) == once
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize(
     "text", ["nothing", page.BEGIN, f"{page.END} {page.BEGIN}", f"{page.BEGIN} {page.END} {page.END}"]
 )

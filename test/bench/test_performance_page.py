@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from crosscurrent.bench.page import BEGIN, END
 from crosscurrent.cli import main
@@ -45,6 +44,7 @@ def _names(value: Any) -> Iterator[str]:
             yield from _names(each)
 
 
+@pytest.mark.simulation
 def test_every_field_is_documented_and_every_documented_field_is_there(measured: dict[str, Any]) -> None:
     result = measured["results"][0]
     assert _documented("## The document") == measured.keys()
@@ -59,7 +59,7 @@ def test_every_field_is_documented_and_every_documented_field_is_there(measured:
     assert set(_names(result["on"]["all_steps"])) <= named
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="simulates a CUDA device, and has one")
+@pytest.mark.simulation
 def test_every_field_of_an_overlap_is_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("program.py").write_text(PROGRAM, encoding="utf-8")

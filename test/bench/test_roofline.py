@@ -60,7 +60,7 @@ def test_a_pass_needs_the_longer_of_operations_and_bytes() -> None:
     assert found.seconds == 13.0
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="simulates a CUDA device, and has one")
+@pytest.mark.simulation
 def test_rates_are_what_the_clock_shows() -> None:
     small, large = Product(Role.INPUT, 8, 4, 2), Product(Role.WEIGHT, 16, 4, 2)
     with crosscurrent.simulate():

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 import crosscurrent
 from crosscurrent.cli.app import COMMANDS
+from crosscurrent.stress.history import PAST_RACES
+from crosscurrent.suite import LAYERS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -26,7 +27,7 @@ CHECKED = frozenset({"sh", "yaml", "json"})
 PLAIN = frozenset({"text"})
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device; pages simulate one")
+@pytest.mark.simulation
 @pytest.mark.parametrize("page", PAGES)
 def test_following_the_page_literally_works(
     page: str, pages: dict[str, list[Any]], reader: Callable[[Any], None]
@@ -149,6 +150,12 @@ def test_the_reference_has_every_public_name() -> None:
     }
     assert set(_public_names()) <= documented
     assert crosscurrent.__all__
+
+
+def test_the_page_on_verification_lists_what_is_verified() -> None:
+    page = (DOCS / "verification.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)
+    assert named == [layer.name for layer in LAYERS] + [race.name for race in PAST_RACES]
 
 
 def test_the_figure_of_the_lattice_is_self_contained() -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from crosscurrent.cli import main
 from crosscurrent.gradient import transfer
-from crosscurrent.stress.campaign import Trial
+from crosscurrent.stress import campaign
+from crosscurrent.stress.campaign import Failure, Trial
 from crosscurrent.stress.history import PAST_RACES
 from crosscurrent.suite import history
 from crosscurrent.suite.stressed import GradientCase
@@ -27,6 +28,8 @@ ONE_CASE = ["stress", "--policies", "lastrec", "--quantizers", "default"]
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # Whoever edits the package while the tests run makes it other code, which is rightly not gone on with.
+    monkeypatch.setattr(campaign, "code_fingerprint", lambda: "0123456789abcdef")
 
 
 def _json() -> dict[str, Any]:
@@ -107,6 +110,29 @@ def test_a_failure_prints_the_one_command_that_repeats_it(
     replay = [line.partition("replay:")[2].strip() for line in lines if "replay:" in line][-1]
     assert main(shlex.split(replay)[1:]) == 1
     assert "elements changed" in capsys.readouterr().out
+
+
+def test_a_seed_that_raises_is_a_failure_and_the_run_can_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fatal:
+        problems = ()
+
+        def run(self, seed: int) -> list[Failure]:
+            raise RuntimeError("device-side assert triggered")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(GradientCase, "prepare", lambda _: Fatal())
+    assert main([*ONE_CASE, "--seeds", "3"]) == 1
+    output = capsys.readouterr().out
+    assert "  it raised RuntimeError: device-side assert triggered" in output
+    assert "stopped after 1 of 3; the same command with --continue goes on" in output
+    assert main([*ONE_CASE, "--seeds", "3", "--continue"]) == 1
+    output = capsys.readouterr().out
+    assert output.count("FAILED lastrec, default, with seed 0") == 1  # of the first part
+    assert "stopped after 2 of 3" in output
 
 
 def test_the_races_of_the_past_in_a_table(

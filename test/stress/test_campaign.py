@@ -21,6 +21,7 @@ class Squares:
 
     name: str
     broken: bool = False
+    fatal: int | None = None
     asked: list[int] = field(default_factory=list)
     prepared: int = 0
     closed: int = 0
@@ -35,6 +36,8 @@ class Squares:
 
     def run(self, seed: int) -> Sequence[Failure]:
         self.asked.append(seed)
+        if seed == self.fatal:
+            raise RuntimeError("device-side assert triggered\nand so on")
         return [Failure(case=self.name, seed=seed, what=f"{seed} is odd")] if seed % 2 else []
 
     def close(self) -> None:
@@ -80,6 +83,21 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(stop_after: int, tmp_path: 
     }
     assert len(again.failures) == 3
     assert again.num_done(["one", "two"], range(3)) == 6
+
+
+def test_a_seed_that_raises_has_failed_and_is_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    cases = [Squares("one", fatal=2), Squares("two")]
+    account = Account(path, IDENTITY)
+    results = list(run(cases, range(0, 8, 2), account))
+    assert [(result.case, result.seed) for result in results] == [("one", None), ("one", 0), ("one", 2)]
+    assert [failure.what for failure in account.failures] == [
+        "it raised RuntimeError: device-side assert triggered"
+    ]
+    assert (cases[0].closed, cases[1].prepared) == (1, 0)
+    again = [Squares("one", fatal=2), Squares("two")]
+    list(run(again, range(0, 8, 2), Account.resume(path, IDENTITY)))
+    assert [case.asked for case in again] == [[4, 6], [0, 2, 4, 6]]
 
 
 def test_more_seeds_go_on_from_fewer(tmp_path: Path) -> None:

@@ -122,10 +122,10 @@ def run(arguments: Namespace) -> int:
         from crosscurrent.report import html
 
         html.write(results.as_report(), page)
-    if not results.complete:
-        return stopped
-    account.close()
-    return ExitCode.BAD if results.failures else ExitCode.GOOD
+    if results.complete:
+        account.close()
+        return ExitCode.BAD if results.failures else ExitCode.GOOD
+    return stopped or ExitCode.BAD  # nobody stopped it: a seed raised an error
 
 
 def _run(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from crosscurrent.errors import WrongUseError
+
+logger = logging.getLogger(__name__)
 
 FORMAT = "crosscurrent stress state"
 VERSION = 1
@@ -73,7 +76,11 @@ class Case(Protocol):
 
 
 def run(cases: Sequence[Case], seeds: Sequence[int], account: Account) -> Iterator[Result]:
-    """Prepare each case and try all seeds that the account does not have yet; a result at a time."""
+    """Prepare each case and try all seeds that the account does not have yet; a result at a time.
+
+    A seed that raises has failed, and is the last one: a device that has met garbage as an index is lost to
+    its process, and whatever came after would fail for that reason.
+    """
     for case in cases:
         waiting = [seed for seed in seeds if not account.has(case.name, seed)]
         if not waiting:
@@ -84,9 +91,21 @@ def run(cases: Sequence[Case], seeds: Sequence[int], account: Account) -> Iterat
             yield _result(account, case.name, None, trial.problems, begin)
             for seed in waiting:
                 begin = time.perf_counter()
-                yield _result(account, case.name, seed, trial.run(seed), begin)
+                try:
+                    failures = trial.run(seed)
+                except Exception as error:
+                    logger.debug("%s, seed %d", case.name, seed, exc_info=True)
+                    what = f"it raised {type(error).__name__}: {_first_line(error)}"
+                    raised = Failure(case=case.name, seed=seed, what=what)
+                    yield _result(account, case.name, seed, [raised], begin)
+                    return
+                yield _result(account, case.name, seed, failures, begin)
         finally:
             trial.close()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _result(

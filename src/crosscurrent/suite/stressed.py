@@ -9,7 +9,7 @@ shows in the second batch would be hidden by a wait.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,7 +185,8 @@ class _Delayed:
 
     def close(self) -> None:
         """The next case starts with empty memory."""
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # after a failed assertion on the device nothing works any more
+            torch.cuda.empty_cache()
 
     def _run(self, *, flag: bool, plan: DelayConfig | None = None) -> Values:
         model = self._case.model(flag=flag)

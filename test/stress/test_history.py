@@ -14,15 +14,17 @@ from crosscurrent.stress.plans import DelayConfig, How, Target
 from crosscurrent.suite.history import (
     WHERE,
     History,
+    batches_for,
     detected,
     first_difference,
     history,
     judge,
+    model_for,
     under_delay,
     witnessed,
 )
 from crosscurrent.suite.layer import Verdict
-from crosscurrent.suite.recorded import make_model, record, steps
+from crosscurrent.suite.recorded import make_model, on_host, record, steps
 from crosscurrent.suite.scenario import Scenario, scenarios
 from crosscurrent.suite.variants import VARIANTS
 from crosscurrent.suite.verification import Cuda
@@ -49,6 +51,9 @@ def test_a_race_of_the_past_is_named_and_witnessed(race: PastRace) -> None:
     recording, finding = detected(race, LASTREC)
     assert finding is not None, [str(each) for each in recording.seen.findings]
     assert (finding.kind, finding.memory) == (race.kind, race.memory)
+    # In program order it is right, to the bit: it is the order alone that is wrong.
+    off = on_host(steps(model_for(race, LASTREC, flag=False), batches_for(race)))
+    assert first_difference(off, recording.values) == ""
     said = witnessed(recording, finding)
     # In the gradient's own names, or as its loss.
     assert "batch 1 " in said

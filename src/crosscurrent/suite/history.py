@@ -120,7 +120,7 @@ def history(scenario: Scenario, races: Sequence[PastRace] = PAST_RACES) -> Itera
 def detected(race: PastRace, scenario: Scenario) -> tuple[Recording, Finding | None]:
     """A run with the race, and the finding that names it."""
     with VARIANTS[race.name]():
-        recording = record(_model(race, scenario), _batches(race), keep=True)
+        recording = record(model_for(race, scenario), batches_for(race), keep=True)
     roles = roles_in(recording.seen.records, recording.seen.lanes)
     finding = race.pair_in(recording.seen.findings, roles)
     if finding is not None:
@@ -145,10 +145,10 @@ def under_delay(race: PastRace | None, scenario: Scenario, target: Target, delay
 
     ``race`` None: the code as it is, for two batches.
     """
-    batches = _batches(race)
+    batches = batches_for(race)
     with deterministic():
-        off = on_host(steps(_model(race, scenario, flag=False), batches))
-        model = _model(race, scenario)
+        off = on_host(steps(model_for(race, scenario, flag=False), batches))
+        model = model_for(race, scenario)
         torch.cuda.synchronize()
         variant = VARIANTS[race.name] if race is not None else replaced
         with (
@@ -174,7 +174,7 @@ def first_difference(off: Mapping[str, Tensor], on: Mapping[str, Tensor]) -> str
 
 
 def _unchanged(scenario: Scenario, targets: Mapping[Target, float]) -> Shown:
-    recording = record(make_model(scenario), _two_batches(), keep=True)
+    recording = record(make_model(scenario), two_batches(), keep=True)
     assert recording.program is not None
     findings = "\n".join(map(str, recording.seen.findings))
     found = explore(recording.program, [LatestAndEarliest(), RandomWalk(count=2)])
@@ -189,13 +189,15 @@ def _unchanged(scenario: Scenario, targets: Mapping[Target, float]) -> Shown:
     )
 
 
-def _model(race: PastRace | None, scenario: Scenario, *, flag: bool = True) -> LongContextGradientModel:
+def model_for(race: PastRace | None, scenario: Scenario, *, flag: bool = True) -> LongContextGradientModel:
+    """The model of a scenario, in which a race can show."""
     # Of the quantizers, that of 4 bits uses its scratch both ways.
     quantizer = "torch-quantized4" if race is not None and race.name == NEEDS_SCRATCH else None
     return make_model(scenario, flag=flag, quantizer=quantizer)
 
 
-def _two_batches() -> Batches:
+def two_batches() -> Batches:
+    """The beginnings of the suite's batches."""
     (ids, targets), (later_ids, later_targets) = make_batches()
     return [
         (ids[:, :NUM_TOKENS], targets[:, : NUM_TOKENS - 3]),
@@ -203,8 +205,9 @@ def _two_batches() -> Batches:
     ]
 
 
-def _batches(race: PastRace | None) -> Batches:
-    batches = _two_batches()
+def batches_for(race: PastRace | None) -> Batches:
+    """What a race needs to show."""
+    batches = two_batches()
     return batches if race is None or race.name == NEEDS_TWO_BATCHES else batches[:1]
 
 

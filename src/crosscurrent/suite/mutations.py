@@ -56,7 +56,8 @@ class Mutations:
 
     def check(self, scenario: Scenario) -> Outcome:
         """Kill them all."""
-        recording = recorded(scenario, keep=True)
+        runnable = racy(scenario)
+        recording = recorded(scenario, keep=runnable == scenario)
         edges = judged(recording)
         mutants = [edge_mutant(recording, *each) for each in edges]
         score = Score(mutants=(*mutants, *structural_mutants(scenario)))
@@ -65,10 +66,9 @@ class Mutations:
             return Outcome.failed(f"{score}; survivors: {reasons}", score)
         if wrong := disagreement_with_advice(recording, edges):
             return Outcome.failed(wrong, score)
-        proven = [witness_of(recording, each).proven for each in sample(edges_of(recording), WITNESSES)]
-        runnable = racy(scenario)
         if runnable != scenario:
-            recording = recorded(runnable)
+            recording = recorded(runnable, keep=True)
+        proven = [witness_of(recording, each).proven for each in sample(edges_of(recording), WITNESSES)]
         chosen = sample(edges_of(recording), PROGRAMS)
         for mutation in chosen:
             if wrong := disagreement_with_program(recording, runnable, mutation):

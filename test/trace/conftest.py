@@ -63,7 +63,8 @@ class Driver:
     def nothing(self, *args: Any, **kwargs: Any) -> None:
         """What ``CudaSource`` has wrapped itself."""
 
-    event_queried_true = stream_queried_true = host_access = host_bytes = released = before = nothing
+    event_queried_true = stream_queried_true = host_access = host_bytes = looked_at = nothing
+    released = before = nothing
 
 
 def _handle(device: int, stream: int) -> int:

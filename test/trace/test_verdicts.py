@@ -6,6 +6,8 @@ code: they run on the simulation, and unchanged on a GPU.
 
 from __future__ import annotations
 
+import io
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -735,7 +737,42 @@ _host_touches("clone", lambda host: host.clone(), "clone")
 _host_touches("matmul", lambda host: host @ host, "dot")
 _host_touches("copy_in", lambda host: host.copy_(torch.ones(N)), "copy_", "write-after-write")
 _host_touches("save", lambda host: torch.zeros(N).copy_(host), "copy_")
+_host_touches("torch_save", lambda host: torch.save(host, io.BytesIO()), "save")
+_host_touches("pickle", pickle.dumps, "save")
+_host_touches("print", str, "print")
 _host_touches("add_in_place", lambda host: host.add_(1.0), "add_")
+
+
+@twin("read-after-write", "add_", "print")
+def printed(fixed: bool) -> None:
+    """Printing goes around all dispatch modes."""
+    x, a = device(), side()
+    a.wait_stream(main())
+    with on(a):
+        x.add_(1)
+    if fixed:
+        main().wait_stream(a)
+    repr(x[2:])
+
+
+@twin("read-after-write", "copy_", "sum")
+def printing_makes_the_host_wait(fixed: bool) -> None:
+    x, host = device(1.0), pinned()
+    host.copy_(x, non_blocking=True)
+    if fixed:
+        str(x)
+    host.sum()
+
+
+@twin("read-after-write", "add_", "_to_copy")
+def saved_from_the_device(fixed: bool) -> None:
+    x, a = device(), side()
+    a.wait_stream(main())
+    with on(a):
+        x.add_(1)
+    if fixed:
+        main().wait_stream(a)
+    torch.save(x, io.BytesIO())
 
 
 @silent

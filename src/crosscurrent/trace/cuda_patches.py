@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from crosscurrent.trace.arrays import watched
+from crosscurrent.trace.hidden_reads import hidden_reads
 
 if TYPE_CHECKING:
     from crosscurrent.trace.cuda import CudaSource
@@ -59,6 +60,8 @@ def install(source: CudaSource, patches: Patches) -> None:
     patches.replace(torch.Tensor, "tolist", functools.partial(_tolist, source))
     patches.replace(torch.Tensor, "__dlpack__", functools.partial(_dlpack, source))
     patches.replace(torch.UntypedStorage, "resize_", functools.partial(_storage_resize, source))
+    for owner, name, make in hidden_reads(functools.partial(_listeners, source)):
+        patches.replace(owner, name, make)
     graphs: Graphs = weakref.WeakKeyDictionary()
     patches.replace(torch.cuda.CUDAGraph, "capture_begin", functools.partial(_capture_begin, source))
     patches.replace(torch.cuda.CUDAGraph, "capture_end", functools.partial(_capture_end, source, graphs))

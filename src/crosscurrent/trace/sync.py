@@ -163,6 +163,19 @@ class SyncTaps(Recorder):
                 if accesses:
                     self.put(Op, HOST, name, self.site, accesses)
 
+    def looked_at(self, tensor: Tensor, name: str) -> None:
+        """The host looks at a tensor's content without an op: printing goes around all dispatch modes."""
+        with self._lock:
+            self.begin()
+            block = self.block_of(tensor)
+            accesses = () if block is None else self._whole(block, tensor, False)
+            if block is None or not accesses:
+                return
+            lane = self.lane(block.device) if block.on_device else HOST
+            self.put(Op, lane, name, self.site, accesses)
+            if block.on_device:
+                self.host_wait("item", (lane,), name)
+
     def host_bytes(
         self, tensor: Tensor, access: tuple[Region, tuple[int, ...], str], write: bool, name: str
     ) -> None:

@@ -52,6 +52,9 @@ class Listener:
     def host_access(self, tensor: Any, write: bool, name: str) -> None:
         self.heard.append(("host", name, write))
 
+    def looked_at(self, tensor: Any, name: str) -> None:
+        self.heard.append(("looked at", name))
+
     def released(self, storage: Any, name: str = "resize_") -> None:
         self.heard.append(("released", storage.nbytes()))
 

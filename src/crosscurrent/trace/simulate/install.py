@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from crosscurrent.trace.hidden_reads import hidden_reads
 from crosscurrent.trace.simulate import events, generators, graphs, streams
 from crosscurrent.trace.simulate.autocast import patch_autocast
 from crosscurrent.trace.simulate.autograd import patch_functions
@@ -41,6 +42,8 @@ def install(simulation: Simulation, patches: Patches) -> None:
     _install_cuda_module(simulation, patches)
     patches.update(torch.Tensor, tensor_methods(simulation) | maker_methods(simulation))
     patches.update(torch.UntypedStorage, storage_methods(simulation))
+    for owner, name, make in hidden_reads(lambda: simulation.tracers):
+        patches.set(owner, name, make(getattr(owner, name)))
     patch_factories(simulation, patches)
     _install_threads(simulation, patches)
     _install_parsing(simulation, patches)

@@ -58,6 +58,10 @@ class Taps(Protocol):
         """``tensor.record_stream`` was called."""
         ...
 
+    def looked_at(self, tensor: torch.Tensor, name: str) -> None:
+        """The host looks at a tensor's content without an op, wherever it lies; it waits for a device."""
+        ...
+
     def host_access(self, tensor: torch.Tensor, write: bool, name: str) -> None:
         """The host itself touches a tensor, outside of any op."""
         ...

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
 from crosscurrent.cli import main
 
@@ -113,6 +114,7 @@ def _python(words: list[str]) -> str:
 
 def _become_python(words: list[str], said: Path) -> NoReturn:
     try:
+        torch.set_num_threads(1)  # the threads of the parent are not here
         file = os.open(said, os.O_WRONLY | os.O_CREAT)
         os.dup2(file, 1)
         os.dup2(file, 2)

@@ -3,7 +3,7 @@
 Note [The usual op]
     Nearly all ops of a program take a few tensors of one device, which were seen before, and return nothing
     or one new tensor. ``plain`` makes their records on a path of its own, which does nothing that they do not
-    need, and steps aside (returns False) for all others before it has emitted anything. A block keeps the
+    need, and steps aside (returns False) for all others before it has emitted an op. A block keeps the
     accesses that the op before made to it (``Block.read``, ``Block.write``): as long as it is seen in the
     same layout, which is compared in full, there is nothing to look up or to make.
 """
@@ -54,7 +54,7 @@ class Gatherer(SyncTaps):
     """Finds the accesses of calls."""
 
     def plain(self, sign: Signature, args: Any, kwargs: Any, out: Any) -> bool:
-        """Make the record of a usual op; see Note [The usual op]. False: it is none, and nothing was made."""
+        """Make the record of a usual op; see Note [The usual op]. False: it is none, and no op was made."""
         if sign.singles is None or (kwargs and not sign.named.isdisjoint(kwargs)):
             return False
         device = _NONE
@@ -90,12 +90,15 @@ class Gatherer(SyncTaps):
                 if use & _WRITE:
                     accesses.append(block.write)
         if sign.makes_tensors:
-            new = self._new_result(out)
-            if new is None or (new.device != device and device != _NONE):
-                return False
-            device = new.device
-            if new.write is not None:
-                accesses.append(new.write)
+            for result in (out,) if isinstance(out, Tensor) else out:
+                if result is None:
+                    continue
+                new = self._new_result(result)
+                if new is None or (new.device != device and device != _NONE):
+                    return False
+                device = new.device
+                if new.write is not None:
+                    accesses.append(new.write)
         if accesses:
             lane = self._current_lane if device == self._lane_device else self.lane(device)
             index = self._index

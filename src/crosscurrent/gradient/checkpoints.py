@@ -19,9 +19,11 @@ Legend: B batch, T tokens of a column, E hidden size, G query groups, S filled s
 from __future__ import annotations
 
 import enum
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -69,25 +71,31 @@ def kv_key(column: Column) -> CellKey:
     return CellKey(Kind.KV, 0, column.index)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Tensors that lie one behind the other in the bytes of a buffer."""
 
     parts: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """Bytes of all parts, aligned."""
         return sum(_padded(shape, dtype) for shape, dtype in self.parts)
 
+    @cached_property
+    def _places(self) -> list[slice]:
+        places, start = [], 0
+        for shape, dtype in self.parts:
+            places.append(slice(start, start + math.prod(shape) * dtype.itemsize))
+            start += _padded(shape, dtype)
+        return places
+
     def views(self, buffer: Tensor) -> tuple[Tensor, ...]:
         """The parts as tensors that share the memory of a uint8 buffer."""
-        views, start = [], 0
-        for shape, dtype in self.parts:
-            stop = start + math.prod(shape) * dtype.itemsize
-            views.append(buffer[start:stop].view(dtype).view(shape))
-            start += _padded(shape, dtype)
-        return tuple(views)
+        return tuple(
+            buffer[place].view(dtype).view(shape)
+            for place, (shape, dtype) in zip(self._places, self.parts, strict=True)
+        )
 
 
 def _padded(shape: Sequence[int], dtype: torch.dtype) -> int:
@@ -118,30 +126,45 @@ class CheckpointFormat:
         self._logs_slots = cache.policy is PolicyKind.H2O
         self._layer_quantizer = make_quantizer(args.layercp_kind)
         self._cache_quantizer = make_quantizer(args.cachecp_kind)
+        # Asked for again and again, by every step: the host has better things to do than to count bytes.
+        self._layouts: dict[tuple[str, int, int], Layout] = {}
 
     def top(self, column: Column) -> Layout:
         """The head's input."""
-        shape = self._hidden(column)
-        return Layout(self._layer_quantizer.packed_shapes(shape, self.shapes.dtype))
+        shape, dtype = self._hidden(column), self.shapes.dtype
+        return self._once(
+            ("top", 0, column.index), lambda: Layout(self._layer_quantizer.packed_shapes(shape, dtype))
+        )
 
     def record(self, row: Row, column: Column) -> Layout:
         """A row's input, and the slots that its layers evicted, which are the last part."""
-        slots = ((self._num_slots(row, column),), slot_dtype(max(self.shapes.cache_lengths)))
-        return Layout((*self.top(column).parts, slots))
+
+        def make() -> Layout:
+            slots = ((self._num_slots(row, column),), slot_dtype(max(self.shapes.cache_lengths)))
+            return Layout((*self.top(column).parts, slots))
+
+        return self._once(("record", row.index, column.index), make)
 
     def head_gradient(self, column: Column) -> Layout:
         """The gradient at the top or bottom of a cell."""
-        return Layout(((self._hidden(column), self.shapes.dtype),))
+        parts = ((self._hidden(column), self.shapes.dtype),)
+        return self._once(("head gradient", 0, column.index), lambda: Layout(parts))
 
     def kv(self, row: Row, column: Column) -> Layout:
         """The filled part of the row's caches at the column's left edge."""
-        return Layout(
-            tuple(
-                part
-                for shape in self._filled_shapes(row, column)
-                for part in self._cache_quantizer.packed_shapes(shape, self.shapes.dtype)
-            )
-        )
+
+        def make() -> Layout:
+            shapes = self._filled_shapes(row, column)
+            parts = (self._cache_quantizer.packed_shapes(shape, self.shapes.dtype) for shape in shapes)
+            return Layout(tuple(itertools.chain.from_iterable(parts)))
+
+        return self._once(("kv", row.index, column.index), make)
+
+    def _once(self, key: tuple[str, int, int], make: Callable[[], Layout]) -> Layout:
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = make()
+        return layout
 
     def kv_columns(self) -> tuple[Column, ...]:
         """The columns that have a KV checkpoint. See Note [Which KV checkpoints there are]."""

@@ -38,6 +38,7 @@ class ForwardPass:
         layers = range(call.setup.num_layers)
         self._caches = [call.make_forward_cache(layer) for layer in layers]
         self._policies = [make_policy(call.setup.cache, layer) for layer in layers]
+        self._placed: dict[tuple[int, int], list[Eviction]] = {}
         for policy in self._policies:
             policy.reset(shapes.batch_size, shapes.num_groups, call.device)
 
@@ -80,7 +81,13 @@ class ForwardPass:
         self, layer: int, column: Column, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor
     ) -> tuple[Tensor, list[Eviction]]:
         """For policies that do not look at attention: all evictions of the column are known beforehand."""
-        evictions = [self._policies[layer].place(chunk.length) for chunk in column.chunks]
+        key = column.index, self._call.fmt.shapes.cache_lengths[layer]
+        evictions = self._placed.get(key)
+        if evictions is None:
+            evictions = [self._policies[layer].place(chunk.length) for chunk in column.chunks]
+            # One layer decides for all that are as long: their policies would say the same. Only for the
+            # column at hand, since long sequences have many.
+            self._placed = {k: v for k, v in self._placed.items() if k[0] == column.index} | {key: evictions}
         return pass_column(q_BHTD, k_BGTD, v_BGTD, self._caches[layer], evictions), evictions
 
     def _attend_by_chunk(

@@ -57,6 +57,7 @@ class LongContextGradientModel(nn.Module):
         self._uploads: Uploads | None = None
         self._store: CheckpointStore | None = None
         self._log = ReplayLog(self._setup.num_layers)
+        self._format: tuple[object, CheckpointFormat] | None = None
         _check_cache(self._setup)
 
     def forward(self, input_ids: Tensor, targets: Tensor) -> Tensor:
@@ -98,6 +99,13 @@ class LongContextGradientModel(nn.Module):
         return self.gpt_model.embedding.weight.device
 
     def _make_format(self, batch_size: int, sequence_length: int) -> CheckpointFormat:
+        """How a batch is cut and kept. The last one is remembered: most batches are as the one before."""
+        key = (batch_size, sequence_length, self.gpt_model.embedding.weight.dtype)
+        if self._format is None or self._format[0] != key:
+            self._format = key, self._new_format(batch_size, sequence_length)
+        return self._format[1]
+
+    def _new_format(self, batch_size: int, sequence_length: int) -> CheckpointFormat:
         args, config = self._setup.args, self.gpt_model.config
         lengths = tuple(self._setup.cache.length(layer) for layer in range(self._setup.num_layers))
         plan = make_plan(

@@ -64,4 +64,7 @@ class _Rotate(torch.autograd.Function):
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
     """Turn the pairs of x [B, H, T, D] by the angles; the strides of x are kept."""
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        turned: Tensor = turn(x, *angles, 1)
+        return turned
     return _Rotate.apply(x, *angles)  # type: ignore[no-any-return, no-untyped-call]

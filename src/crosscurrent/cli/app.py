@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ COMMANDS: Final[dict[str, str]] = {
     "train": "train a long-context transformer on text",
     "bench": "measure the gradient: times, memory, overlap, roofline, bits",
     "overlap": "run a script and say how much of its transfers was hidden",
+    "doctor": "say what works on this machine, and what to do about the rest",
 }
 """Every command: the name of its module in this package, and what it does."""
 
@@ -42,8 +45,7 @@ commands:
 exit codes:
   0 good; 1 something failed, or there is a race; 2 wrong use: nothing was run;
   3 no verdict: not everything could be run, or the script failed itself;
-  130 interrupted
-
+  130 interrupted; 141 nobody read the output
 example: crosscurrent check --simulate script.py
 """
 
@@ -62,6 +64,20 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
+    try:
+        code = _main(argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Else Python would try to write the rest once more when it ends, and complain.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.UNREAD
+    except KeyboardInterrupt:
+        return _complain("crosscurrent", "interrupted", ExitCode.INTERRUPTED)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         sys.stderr.write(_help())
@@ -95,6 +111,8 @@ def _run(name: str, argv: list[str]) -> int:
         return end.code if isinstance(end.code, int) else ExitCode.GOOD
     except KeyboardInterrupt:
         return _complain(program, "interrupted", ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        raise
     except Exception as error:
         if with_traceback:
             traceback.print_exc()
@@ -109,6 +127,9 @@ def _explain(program: str, error: Exception) -> tuple[str, ExitCode]:
         return str(error), ExitCode.WRONG_USE
     if isinstance(error, CommandError):
         return str(error), ExitCode.BAD
+    if isinstance(error, OSError):
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        return f"{what} (--traceback shows where)", ExitCode.NO_VERDICT
     return f"{type(error).__name__}: {error} (--traceback shows where)", ExitCode.NO_VERDICT
 
 

@@ -24,6 +24,8 @@ class ExitCode(IntEnum):
     """Nothing bad was found, but not everything could be looked at, or the script itself failed."""
     INTERRUPTED = 130
     """Stopped by SIGINT (128 + 2, as shells count)."""
+    UNREAD = 141
+    """Whoever read the output stopped reading (128 + SIGPIPE): there was nobody to tell."""
 
 
 class CommandError(CrosscurrentError):

@@ -16,7 +16,7 @@ from jsonargparse import ArgumentParser, Namespace
 from crosscurrent.cli.arguments import command_parser
 from crosscurrent.cli.console import error_output
 from crosscurrent.cli.exits import ExitCode, WrongUseError
-from crosscurrent.cli.files import result_file, write_json
+from crosscurrent.cli.files import result_files, write_json
 from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script
 from crosscurrent.cli.script import run as run_script
 
@@ -59,7 +59,9 @@ def run(arguments: Namespace) -> int:
         program=arguments.program, arguments=tuple(arguments.arguments), is_module=arguments.module
     )
     script.require_runnable()
-    files = _Files(json=result_file(arguments.json), html=result_file(arguments.html))
+    inputs = () if script.is_module else (script.program,)
+    report, page = result_files(arguments.json, arguments.html, inputs=inputs)
+    files = _Files(json=report, html=page)
     process = os.getpid()
     with ExitStack() as contexts:
         measured = _enter(contexts, arguments)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from crosscurrent.races.findings import Finding
     from crosscurrent.races.watch import Watch, access, watch
     from crosscurrent.report.profile import overlap
+    from crosscurrent.schedules.proving import Proving, proving
     from crosscurrent.trace.simulate import simulate
 
 __version__ = "0.1.0"
@@ -23,12 +24,14 @@ __version__ = "0.1.0"
 __all__ = [
     "CrosscurrentError",
     "Finding",
+    "Proving",
     "RaceError",
     "Watch",
     "WrongUseError",
     "__version__",
     "access",
     "overlap",
+    "proving",
     "simulate",
     "watch",
 ]
@@ -37,11 +40,13 @@ __all__ = [
 _HOMES = {
     "CrosscurrentError": "crosscurrent.errors",
     "Finding": "crosscurrent.races.findings",
+    "Proving": "crosscurrent.schedules.proving",
     "RaceError": "crosscurrent.errors",
     "Watch": "crosscurrent.races.watch",
     "WrongUseError": "crosscurrent.errors",
     "access": "crosscurrent.races.watch",
     "overlap": "crosscurrent.report.profile",
+    "proving": "crosscurrent.schedules.proving",
     "simulate": "crosscurrent.trace.simulate",
     "watch": "crosscurrent.races.watch",
 }

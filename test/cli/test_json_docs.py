@@ -34,7 +34,7 @@ def _documented(title: str) -> set[str]:
 def _documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[str, Any]]:
     monkeypatch.chdir(tmp_path)
     Path("racy.py").write_text(RACY, encoding="utf-8")
-    assert main(["check", *SIMULATE, "--json", "check.json", "racy.py"]) == 1
+    assert main(["check", *SIMULATE, "--prove", "--advice", "--json", "check.json", "racy.py"]) == 1
     assert main(["verify", "--layers", "exactness", "--json", "verify.json"]) == 0
     check, verify = (
         json.loads(Path(name).read_text(encoding="utf-8")) for name in ("check.json", "verify.json")
@@ -49,6 +49,9 @@ def test_every_field_is_documented_and_every_documented_field_is_there(
     assert _documented("## `crosscurrent check`") == check.keys()
     finding = check["findings"][0]
     assert _documented("A finding:") == finding.keys()
+    assert _documented("A proof:") == finding["proof"].keys()
+    for field in finding["proof"]["changes"][0]:
+        assert f"`{field}`" in PAGE
     assert _documented("An access:") == finding["first"].keys()
     assert _documented("## `crosscurrent verify`") == verify.keys()
     for field in (*check["program"], *check["host_waits"][0], *verify["results"][0]):

@@ -16,13 +16,17 @@ from jsonargparse import ArgumentParser, Namespace
 from crosscurrent.cli.arguments import command_parser
 from crosscurrent.cli.console import error_output
 from crosscurrent.cli.exits import ExitCode, WrongUseError
-from crosscurrent.cli.files import result_file, write_json
+from crosscurrent.cli.files import result_files, write_json
+from crosscurrent.cli.proof import Proof, proof_as_json
 from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script
 from crosscurrent.cli.script import run as run_script
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from crosscurrent.races.watch import Watch
     from crosscurrent.report.document import Report, Verdict
+    from crosscurrent.schedules.proving import Proving
 
 
 def parser() -> ArgumentParser:
@@ -49,6 +53,18 @@ def parser() -> ArgumentParser:
     options.add_argument(
         "--advice", action="store_true", help="Say of each sync call whether it is needed, and for what."
     )
+    options.add_argument(
+        "--prove",
+        action="store_true",
+        help="For each race, run the program again in an order that shows it, and say which values change. "
+        "Keeps values while the program runs: a copy of the memory it starts from, about twice the time of "
+        "small ops; then some replays for each race, which take twice the program's memory.",
+    )
+    options.add_argument(
+        "--save",
+        metavar="FILE",
+        help="Save the program with its values there, for `crosscurrent replay FILE SCHEDULE`.",
+    )
     options.add_argument("-m", "--module", action="store_true", help="The program is the name of a module.")
     options.add_argument("program", metavar="PROGRAM", help="The script to run.")
     options.add_argument(
@@ -65,21 +81,22 @@ def run(arguments: Namespace) -> int:
         program=arguments.program, arguments=tuple(arguments.arguments), is_module=arguments.module
     )
     script.require_runnable()
-    files = _Files(
-        json=result_file(arguments.json),
-        html=result_file(arguments.html),
-        perfetto=result_file(arguments.perfetto),
-    )
-    traced = arguments.advice or files.html is not None or files.perfetto is not None
+    files = _Files.of(arguments, script)
+    proves = arguments.prove or files.program is not None
+    traced = proves or arguments.advice or files.html is not None or files.perfetto is not None
     process = os.getpid()
 
     with ExitStack() as contexts:
-        watch = _enter(contexts, arguments, traced=traced)
+        watch, proving = _enter(contexts, arguments, traced=traced, proves=proves)
+        proof = Proof(proving, saves_to=arguments.save, path=files.program, shows=arguments.prove)
 
         def conclude(ending: Ending) -> int:
-            code = _exit_code(watch, ending)
+            proof.save()
+            code = _exit_code(watch, ending, proof)
+            findings = proof.findings(watch)
             if files.json is not None:
-                write_json(files.json, _as_json(watch, script, ending, code, simulated=arguments.simulate))
+                document = _as_json(watch, script, ending, code, arguments)
+                write_json(files.json, document | proof_as_json(document, findings, proof))
             report = report_of(
                 watch,
                 title=" ".join([script.program, *script.arguments]),
@@ -88,10 +105,17 @@ def run(arguments: Namespace) -> int:
                 command=_command(arguments),
                 advise=arguments.advice,
             )
-            _show(replace(report, verdict=_verdict(code)), ending, files)
+            report = replace(
+                report, verdict=_verdict(code), findings=tuple(findings), replay=proof.replay_command
+            )
+            _show(report, ending, files, proof.remarks)
             return code
 
-        ending = run_script(script, on_os_exit=conclude)
+        def conclude_now(ending: Ending) -> int:
+            proof.name(vars(sys.modules["__main__"]))
+            return conclude(ending)
+
+        ending = run_script(script, on_os_exit=conclude_now, on_end=proof.name)
     if os.getpid() != process:  # a child that the program forked; the verdict is its parent's
         return ending.status
     return conclude(ending)
@@ -104,9 +128,20 @@ class _Files:
     json: Path | None
     html: Path | None
     perfetto: Path | None
+    program: Path | None
+
+    @classmethod
+    def of(cls, arguments: Namespace, script: Script) -> _Files:
+        inputs = () if script.is_module else (script.program,)
+        json, html, perfetto, program = result_files(
+            arguments.json, arguments.html, arguments.perfetto, arguments.save, inputs=inputs
+        )
+        return cls(json=json, html=html, perfetto=perfetto, program=program)
 
 
-def _enter(contexts: ExitStack, arguments: Namespace, *, traced: bool) -> Watch:
+def _enter(
+    contexts: ExitStack, arguments: Namespace, *, traced: bool, proves: bool
+) -> tuple[Watch, Proving | None]:
     import torch
 
     import crosscurrent
@@ -120,10 +155,13 @@ def _enter(contexts: ExitStack, arguments: Namespace, *, traced: bool) -> Watch:
             contexts.enter_context(crosscurrent.simulate(devices=arguments.devices))
         except (ValueError, RuntimeError) as error:
             raise WrongUseError(f"{error}") from error
-    return contexts.enter_context(crosscurrent.watch(trace=traced, full_stack=arguments.full_stack))
+    if proves:
+        proving = contexts.enter_context(crosscurrent.proving(full_stack=arguments.full_stack))
+        return proving.watch, proving
+    return contexts.enter_context(crosscurrent.watch(trace=traced, full_stack=arguments.full_stack)), None
 
 
-def _show(report: Report, ending: Ending, files: _Files) -> None:
+def _show(report: Report, ending: Ending, files: _Files, remarks: Sequence[str]) -> None:
     """Write the report everywhere it is wanted."""
     from crosscurrent.report import html, perfetto, text
 
@@ -133,6 +171,8 @@ def _show(report: Report, ending: Ending, files: _Files) -> None:
         perfetto.write(report, files.perfetto)
     sys.stdout.flush()
     text.show(report, error_output())
+    for remark in remarks:
+        sys.stderr.write(f"\n{remark}\n")
     if ending.failed:
         what = ending.error or f"exit status {ending.status}"
         sys.stderr.write(f"\nthe program itself failed ({what}): what it did not reach was not looked at\n")
@@ -152,11 +192,12 @@ def _command(arguments: Namespace) -> str:
     words = ["crosscurrent", "check"]
     if arguments.simulate:
         words += ["--simulate"] + ([f"--devices={arguments.devices}"] if arguments.devices != 1 else [])
+    words += ["--prove"] if arguments.prove else []
     words += ["-m"] if arguments.module else []
     return shlex.join([*words, arguments.program, *arguments.arguments])
 
 
-def _exit_code(watch: Watch, ending: Ending) -> int:
+def _exit_code(watch: Watch, ending: Ending, proof: Proof) -> int:
     if ending.status == INTERRUPT_STATUS:
         return ExitCode.INTERRUPTED
     if ending.failed:
@@ -164,11 +205,11 @@ def _exit_code(watch: Watch, ending: Ending) -> int:
     if watch.findings:
         return ExitCode.BAD
     # A race may hide in what was not understood: that is no pass.
-    return ExitCode.NO_VERDICT if watch.unknown else ExitCode.GOOD
+    return ExitCode.NO_VERDICT if watch.unknown or proof.not_saved else ExitCode.GOOD
 
 
 def _as_json(
-    watch: Watch, script: Script, ending: Ending, code: int, *, simulated: bool
+    watch: Watch, script: Script, ending: Ending, code: int, arguments: Namespace
 ) -> dict[str, object]:
     """The document of the watch, and what was run."""
     import torch
@@ -181,7 +222,7 @@ def _as_json(
         "verdict": verdicts.get(ExitCode(code), "no verdict"),
         "crosscurrent": __version__,
         "torch": torch.__version__,
-        "simulated": simulated,
+        "simulated": arguments.simulate,
         "program": {
             "name": script.program,
             "module": script.is_module,
@@ -189,5 +230,5 @@ def _as_json(
             "exit_status": ending.status,
             "error": ending.error,
         },
-        **watch.to_json(),
+        **watch.to_json(advice=arguments.advice),
     }

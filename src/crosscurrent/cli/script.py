@@ -14,7 +14,7 @@ import runpy
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +43,7 @@ class Script:
             WrongUseError: there is no such script or module.
         """
         if not self.is_module:
-            if not Path(self.program).exists():
-                raise WrongUseError(
-                    f"there is no script {self.program}; for a module, put -m before its name"
-                )
+            self._require_script(Path(self.program))
             return
         try:
             with _import_path(""):
@@ -57,6 +54,22 @@ class Script:
             raise WrongUseError(f"there is no module {self.program} ({error})") from error
         if spec is None:
             raise WrongUseError(f"there is no module {self.program} that python -m could run")
+
+    def _require_script(self, path: Path) -> None:
+        try:
+            if path.is_dir():
+                if not (path / "__main__.py").is_file():
+                    raise WrongUseError(f"{path} is a folder without a __main__.py; name a script in it")
+            elif not path.exists():
+                raise WrongUseError(f"there is no script {path}; for a module, put -m before its name")
+            elif not os.access(path, os.R_OK):
+                raise WrongUseError(f"the script {path} cannot be read; look at its permissions")
+        except (OSError, ValueError) as error:  # a name that no file can have
+            raise WrongUseError(f"there is no script {self.program!r} ({error})") from error
+
+
+Namespace = Mapping[str, object]
+"""The variables of the script's module."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,37 +87,53 @@ class Ending:
         return self.status != 0
 
 
-def run(script: Script, *, on_os_exit: Callable[[Ending], int]) -> Ending:
+def run(
+    script: Script,
+    *,
+    on_os_exit: Callable[[Ending], int],
+    on_end: Callable[[Namespace], None] = lambda _: None,
+) -> Ending:
     """Run the script to its end, its threads included. Its output goes where it sends it.
 
-    ``on_os_exit`` is called when the script calls ``os._exit``; what it returns becomes the status of
-    the process, which then ends at once.
+    ``on_end`` is called then, while the script's variables are still there. ``on_os_exit`` is called when
+    the script calls ``os._exit``; what it returns becomes the status of the process, which then ends at once.
     """
     import_path = "" if script.is_module else str(Path(script.program).resolve().parent)
     with _import_path(import_path), _arguments(script), _endings_seen(on_os_exit):
         before = set(threading.enumerate())
-        ending = _run(script)
+        ending, namespace = _run(script)
         for thread in set(threading.enumerate()) - before:
             if not thread.daemon:
                 thread.join()
+        on_end(namespace)
         return ending
 
 
-def _run(script: Script) -> Ending:
+def _run(script: Script) -> tuple[Ending, Namespace]:
+    """How it ended, and its variables, which as in Python outlive its threads."""
     try:
         if script.is_module:
-            runpy.run_module(script.program, run_name="__main__", alter_sys=True)
+            namespace = runpy.run_module(script.program, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(script.program, run_name="__main__")
+            namespace = runpy.run_path(script.program, run_name="__main__")
     except SystemExit as end:
-        return _ending_of(end)
+        return _ending_of(end), _namespace_of(end)
     except KeyboardInterrupt as error:
         _print_traceback(error)
-        return Ending(status=INTERRUPT_STATUS, error="KeyboardInterrupt")
+        return Ending(status=INTERRUPT_STATUS, error="KeyboardInterrupt"), _namespace_of(error)
     except BaseException as error:
         _print_traceback(error)
-        return Ending(status=1, error="".join(traceback.format_exception_only(error)).strip())
-    return Ending(status=0)
+        ending = Ending(status=1, error="".join(traceback.format_exception_only(error)).strip())
+        return ending, _namespace_of(error)
+    return Ending(status=0), namespace
+
+
+def _namespace_of(error: BaseException) -> Namespace:
+    """The variables of the script that was left by this; none if it did not get as far as to have any."""
+    frames = _without_runner(error.__traceback__)
+    if frames is not None and frames.tb_frame.f_globals.get("__name__") == "__main__":
+        return frames.tb_frame.f_globals
+    return {}
 
 
 def _ending_of(end: SystemExit) -> Ending:

@@ -55,10 +55,10 @@ def _place(site: Site) -> str:
     return f"{site.file}:{site.line}" + (f" ({site.function})" if site.function else "")
 
 
-def as_json(watch: Watch) -> dict[str, Any]:
+def as_json(watch: Watch, *, advice: bool) -> dict[str, Any]:
     """The document: ``version``, ``findings``, ``host_waits``, ``unknown`` and ``lanes``.
 
-    With ``trace=True`` there is ``advice``, too.
+    With ``advice`` there is that, too, which needs a trace that was kept.
 
     - A finding has ``id``, ``kind`` (``read-after-write``, ``write-after-read``, ``write-after-write``,
       ``reuse``), ``memory`` (``device``, ``pinned``), ``count`` (racing pairs of ops), ``certain``,
@@ -96,8 +96,8 @@ def as_json(watch: Watch) -> dict[str, Any]:
         ],
         "lanes": [lane.name for lane in watch.lanes],
     }
-    if watch.keeps_trace:
-        document["advice"] = [_advice(advice) for advice in watch.advice]
+    if advice:
+        document["advice"] = [_advice(each) for each in watch.advice]
     return document
 
 

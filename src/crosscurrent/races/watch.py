@@ -216,9 +216,13 @@ class Watch:
         """All of it as plain text."""
         return as_text(self)
 
-    def to_json(self) -> dict[str, Any]:
-        """All of it as plain lists, dictionaries, strings and numbers; see ``summary.as_json``."""
-        return as_json(self)
+    def to_json(self, *, advice: bool | None = None) -> dict[str, Any]:
+        """All of it as plain lists, dictionaries, strings and numbers; see ``summary.as_json``.
+
+        ``advice`` says whether the advice is a part of it, which takes time; if not given, it is where the
+        trace was kept.
+        """
+        return as_json(self, advice=self._keeps_trace if advice is None else advice)
 
     def _names(self, lanes: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(self.info.lanes[lane].name for lane in lanes)

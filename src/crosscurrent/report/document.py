@@ -112,6 +112,9 @@ class Report:
     command: str = ""
     """The command that gives this report again."""
 
+    replay: str = ""
+    """The command that runs a finding's schedule, without the schedule; empty if nothing was saved."""
+
     @property
     def headline(self) -> str:
         """The verdict in a few words."""

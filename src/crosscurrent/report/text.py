@@ -38,7 +38,9 @@ def show(report: Report, console: Console) -> None:
     plain = is_plain(console)
     for number, finding in enumerate(report.findings, start=1):
         width = None if plain else console.width
-        text = finding_text(finding, number=number, total=len(report.findings), width=width)
+        text = finding_text(
+            finding, number=number, total=len(report.findings), width=width, replay=report.replay
+        )
         _print(console, text, plain=plain)
         _print(console, Text(), plain=plain)
     for section in report.sections:
@@ -89,8 +91,13 @@ def is_plain(console: Console) -> bool:
     return not console.is_terminal or bool(os.environ.get("NO_COLOR"))
 
 
-def finding_text(finding: Finding, *, number: int = 1, total: int = 1, width: int | None = None) -> Text:
-    """One finding, with the source of both call sites; its sentences fill lines of ``width``, if given."""
+def finding_text(
+    finding: Finding, *, number: int = 1, total: int = 1, width: int | None = None, replay: str = ""
+) -> Text:
+    """One finding, with the source of both call sites; its sentences fill lines of ``width``, if given.
+
+    ``replay`` is the command that runs its schedule, but for the schedule.
+    """
     text = Text()
     count = "" if total == 1 else f"{number} of {total}: "
     text.append(f"race {count}{title(finding)}", "bold red")
@@ -106,13 +113,13 @@ def finding_text(finding: Finding, *, number: int = 1, total: int = 1, width: in
         if finding.freed_at not in (finding.first.site, finding.second.site):
             _source(text, finding.freed_at)
     text.append("\n")
-    for label, words in _explained(finding):
+    for label, words in _explained(finding, replay):
         _line(text, label, words, width)
     text.rstrip()
     return text
 
 
-def _explained(finding: Finding) -> Iterator[tuple[str, str]]:
+def _explained(finding: Finding, replay: str) -> Iterator[tuple[str, str]]:
     yield "missing", readable(finding.missing)
     yield "fix", readable(finding.fix)
     for note in finding.notes:
@@ -123,9 +130,9 @@ def _explained(finding: Finding) -> Iterator[tuple[str, str]]:
     if len(finding.also) > MOST_PAIRS:
         yield "also", f"{len(finding.also) - MOST_PAIRS:,} more pairs that the same edge would order"
     if finding.witness is not None:
-        yield "witness", finding.witness
+        yield "witness", readable(finding.witness)
     if finding.schedule is not None:
-        yield "schedule", finding.schedule
+        yield ("replay", f"{replay} {finding.schedule}") if replay else ("schedule", finding.schedule)
 
 
 def _side(text: Text, label: str, side: RacingAccess) -> None:

@@ -11,6 +11,9 @@ from crosscurrent.report.source import place_of, shape_of, short_op
 
 _OPERATOR = re.compile(r"\baten\.(\w+)\.\w+")
 
+_WELL_KNOWN = {"_local_scalar_dense": "item"}
+"""Operators that nobody calls by their names."""
+
 _MEANING = {
     RaceKind.READ_AFTER_WRITE: "may be read before it is written",
     RaceKind.WRITE_AFTER_READ: "may be overwritten while it is still read",
@@ -32,7 +35,7 @@ def capital(text: str) -> str:
 
 def readable(text: str) -> str:
     """With the short names of operators: ``aten.copy_.default`` is ``copy_``."""
-    return _OPERATOR.sub(r"\1", text)
+    return _OPERATOR.sub(lambda found: _WELL_KNOWN.get(found[1], found[1]), text)
 
 
 def reasons(advice: Advice, *, most: int = 2) -> list[str]:

@@ -32,7 +32,8 @@ __all__ = [
 ]
 
 # Simulated CUDA says "cuda" of CPU memory. It refuses to work on a build of PyTorch with CUDA.
-CAN_BE_CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+# Not torch.backends.cuda.is_built(): this may first be imported while CUDA is simulated.
+CAN_BE_CUDA = torch.version.cuda is not None or torch.version.hip is not None
 _CPU = torch.device("cpu")
 
 

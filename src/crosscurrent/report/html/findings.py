@@ -79,7 +79,7 @@ def _finding(finding: Finding, number: int, report: Report, *, drawn: bool) -> M
             _drawing(finding, number, report) if drawn else None,
             class_="evidence" if drawn else "evidence alone",
         ),
-        _witness(finding),
+        _witness(finding, report.replay),
         _also(finding.also),
         id=f"finding-{finding.id}",
         class_="finding",
@@ -87,8 +87,10 @@ def _finding(finding: Finding, number: int, report: Report, *, drawn: bool) -> M
 
 
 def _proof(finding: Finding) -> Markup | None:
-    if finding.witness is not None:
+    if finding.schedule is not None:
         return element("span", "witnessed", class_="tag strong")
+    if finding.witness is not None:
+        return element("span", "no value changed", class_="tag unsure")
     if not finding.certain:
         return element("span", "overlap undecided", class_="tag unsure")
     return None
@@ -181,14 +183,14 @@ def _drawing(finding: Finding, number: int, report: Report) -> Markup:
     )
 
 
-def _witness(finding: Finding) -> Markup | None:
+def _witness(finding: Finding, replay: str) -> Markup | None:
     if finding.witness is None and finding.schedule is None:
         return None
     return element(
         "div",
         element("h4", "Witness" if finding.witness is not None else "Schedule"),
-        element("pre", finding.witness, tabindex=0) if finding.witness is not None else None,
-        element("p", "Schedule: ", element("code", finding.schedule, class_="schedule"))
+        element("pre", readable(finding.witness), tabindex=0) if finding.witness is not None else None,
+        element("p", "Schedule: ", element("code", f"{replay} {finding.schedule}".strip(), class_="schedule"))
         if finding.schedule is not None
         else None,
         class_="witness",

@@ -16,21 +16,25 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
-def all_reduce(bucket: Tensor) -> None:
-    """Average a bucket over all ranks, in place, on the current stream."""
+def average(bucket: Tensor, num_samples: int) -> None:
+    """Average sums over the samples of all ranks, in place, on the current stream."""
+    world_size = 1
     if dist.is_initialized():
         dist.all_reduce(bucket)
-    bucket.div_(dist.get_world_size() if dist.is_initialized() else 1)
+        world_size = dist.get_world_size()
+    bucket.div_(num_samples * world_size)
 
 
 class BucketedAllReduce:
     """Keeps the gradients of a network in flat buckets, and averages each as soon as it is complete.
 
-    Every parameter must take part in every backward pass. After ``loss.backward()`` call ``finish()``, then
-    step, then ``zero()``; the gradients must not be set to None.
+    The loss is the sum over ``num_samples`` samples on each rank. Every parameter must take part in every
+    backward pass. After ``loss.backward()`` call ``finish()``, then step, then ``zero()``; the gradients must
+    not be set to None.
     """
 
-    def __init__(self, network: nn.Module, *, bucket_size: int = 1 << 22) -> None:
+    def __init__(self, network: nn.Module, *, num_samples: int, bucket_size: int = 1 << 22) -> None:
+        self._num_samples = num_samples
         # The backward pass completes the last parameters first.
         parameters = [p for p in reversed(list(network.parameters())) if p.requires_grad]
         self._lane = torch.cuda.Stream()
@@ -62,7 +66,7 @@ class BucketedAllReduce:
         # Read after write: the last gradient of the bucket may not have been added yet.
         self._lane.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._lane):
-            all_reduce(self._buckets[number])
+            average(self._buckets[number], self._num_samples)
 
     def finish(self) -> None:
         """Let the current stream come after all averages."""
@@ -83,10 +87,10 @@ def main() -> list[Tensor]:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)).to("cuda")
     inputs = torch.randn(64, 16, device="cuda")
-    reducer = BucketedAllReduce(network, bucket_size=64)
+    reducer = BucketedAllReduce(network, num_samples=len(inputs), bucket_size=64)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     for _ in range(3):
-        network(inputs).square().mean().backward()
+        network(inputs).square().sum().backward()
         reducer.finish()
         optimizer.step()
         reducer.zero()

@@ -89,6 +89,7 @@ def test_simulated_functions_can_be_called(name: str, simulation: Simulation) ->
     getattr(torch.cuda, name)(*CALLS[name])
 
 
+@pytest.mark.simulation  # of a build that can simulate
 def test_the_lists_name_what_exists() -> None:
     names = set(dir(torch.cuda))
     known = SIMULATED | HARMLESS

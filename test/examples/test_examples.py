@@ -104,6 +104,13 @@ def test_the_racy_twin_is_explained(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RACES)
+def test_the_races_of_the_twin_change_numbers(name: str) -> None:
+    with _machine(), crosscurrent.proving() as proof:
+        _load(f"{name}_racy").main()
+    assert [finding.witness for finding in proof.findings if finding.schedule is None] == []
+
+
+@pytest.mark.parametrize("name", RACES)
 def test_the_twin_lacks_one_line_and_its_comment(name: str) -> None:
     right, racy = (_load(each).__file__ for each in (name, f"{name}_racy"))
     assert right is not None

@@ -64,7 +64,7 @@ class Driver:
         """What ``CudaSource`` has wrapped itself."""
 
     event_queried_true = stream_queried_true = host_access = host_bytes = looked_at = nothing
-    released = before = nothing
+    unknown = released = before = nothing
 
 
 def _handle(device: int, stream: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -152,3 +153,64 @@ def test_array_outlives_the_watch(machine: Any) -> None:
         assert array.sum() == 6
     assert len(watch.records) == num
     assert array.tolist() == [2, 2, 2]
+
+
+def _through(make: Callable[[torch.Tensor], Any], use: Callable[[Any], Any], *, wait: bool) -> Any:
+    """A copy to the host, whose memory is then read under the name that ``make`` gave it before."""
+
+    def program() -> None:
+        host, x = torch.zeros(8, pin_memory=True), torch.ones(8, device="cuda")
+        alias = make(host)
+        host.copy_(x, non_blocking=True)
+        if wait:
+            torch.cuda.synchronize()
+        use(alias)
+
+    return program
+
+
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.parametrize(
+    ("make", "use"),
+    [
+        (lambda host: torch.from_numpy(host.numpy()[2:]), lambda alias: alias.sum()),
+        (lambda host: torch.from_numpy(np.asarray(host)), lambda alias: alias.sum()),
+        (lambda host: torch.as_tensor(host.numpy()), lambda alias: alias + 1),
+        (lambda host: torch.asarray(host.numpy()), lambda alias: alias + 1),
+        (
+            lambda host: torch.frombuffer(memoryview(host.numpy()), dtype=torch.float32),
+            lambda alias: alias.sum(),
+        ),
+        (lambda host: torch.from_dlpack(host), lambda alias: alias.sum()),
+        (lambda host: torch.from_numpy(host.numpy()), lambda alias: alias.fill_(3)),
+        (lambda host: host.numpy(), lambda alias: torch.tensor(alias)),
+        (lambda host: host.numpy(), lambda alias: torch.as_tensor(alias, dtype=torch.float64)),
+        (lambda host: host.numpy(), lambda alias: np.array(alias)),
+        (lambda host: host.numpy(), lambda alias: np.asarray(alias, dtype=np.float64)),
+        (lambda host: np.asarray(host), lambda alias: alias.sum()),
+        (lambda host: np.asarray(host.numpy()), lambda alias: alias[0]),
+        (lambda host: np.ascontiguousarray(host.numpy()), lambda alias: alias.fill(1)),
+        (lambda host: host.numpy(), copy.deepcopy),
+    ],
+)
+def test_memory_is_known_under_its_other_names(
+    run: Any, make: Callable[[torch.Tensor], Any], use: Callable[[Any], Any], wait: bool
+) -> None:
+    watch = run(_through(make, use, wait=wait))
+    assert len(watch.findings) == (not wait), watch.report()
+    assert not watch.unknown, watch.report()
+
+
+def test_a_tensor_made_of_an_array_is_pinned(machine: Any) -> None:
+    with machine(), crosscurrent.watch():
+        host = torch.arange(8.0).pin_memory()
+        alias = torch.from_numpy(host.numpy()[1::2])
+        assert alias.is_pinned()
+        assert alias.tolist() == [1.0, 3.0, 5.0, 7.0]
+        alias.zero_()
+        assert host.sum() == 12.0
+
+
+def test_what_numpy_takes_through_dlpack_is_listed(run: Any) -> None:
+    watch = run(_through(np.from_dlpack, lambda alias: alias.sum(), wait=False))
+    assert [each.op for each in watch.unknown] == ["Tensor.__dlpack__"]

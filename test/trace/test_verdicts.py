@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -739,6 +740,7 @@ _host_touches("copy_in", lambda host: host.copy_(torch.ones(N)), "copy_", "write
 _host_touches("save", lambda host: torch.zeros(N).copy_(host), "copy_")
 _host_touches("torch_save", lambda host: torch.save(host, io.BytesIO()), "save")
 _host_touches("pickle", pickle.dumps, "save")
+_host_touches("safetensors", lambda host: safetensors.torch.save({"host": host}), "save")
 _host_touches("print", str, "print")
 _host_touches("add_in_place", lambda host: host.add_(1.0), "add_")
 

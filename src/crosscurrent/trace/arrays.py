@@ -4,8 +4,8 @@
 watched program gets an ``ndarray`` of this subclass: views of it stay watched and touch nothing; indexing,
 assignment, ufuncs, NumPy's functions and methods are reads and writes of exactly the bytes that they name.
 
-What cannot be seen: access through the buffer protocol or a base-class view (``np.asarray(array)``,
-``memoryview(array)``, ``torch.from_numpy(array)``), by C code, or through the array's address. Handing out
+What cannot be seen: access through the buffer protocol (``memoryview(array)``, ``np.frombuffer(array)``),
+by C code, or through the array's address. Tensors made of an array are followed by ``aliases``. Handing out
 the array in the first place counts as a read of all of it, so that a missing wait shows at that moment.
 """
 
@@ -21,13 +21,17 @@ from crosscurrent.trace.memory import region_of_loops
 from crosscurrent.trace.records import Region
 
 _READS = (
-    "__bool__ __complex__ __contains__ __float__ __index__ __int__ all any argmax argmin argpartition"
-    " argsort astype choose clip compress copy cumprod cumsum diagonal dot dump dumps flatten item max"
-    " mean min nonzero prod ravel repeat reshape round searchsorted squeeze std sum take tobytes"
-    " tofile tolist trace var"
+    "__bool__ __complex__ __contains__ __copy__ __deepcopy__ __float__ __index__ __int__ all any"
+    " argmax argmin argpartition argsort astype choose clip compress copy cumprod cumsum diagonal dot"
+    " dump dumps flatten item max mean min nonzero prod ravel repeat reshape round searchsorted"
+    " squeeze std sum take tobytes tofile tolist trace var"
 )
 _WRITES = "fill partition put setfield sort"
 _WRITING_FUNCTIONS = (np.copyto, np.put, np.place, np.putmask, np.fill_diagonal, np.put_along_axis)
+
+
+ALIAS = "the memory is shared under another name: what is done to it there is not put together with the rest"
+"""Why an exchange through DLPack is not understood."""
 
 
 class Listener(Protocol):
@@ -64,23 +68,23 @@ class WatchedArray(np.ndarray[Any, Any]):
         result = super().__getitem__(key)
         if isinstance(result, WatchedArray):
             return self._settle(result, "getitem")
-        _touch(super().__getitem__((*key, ...) if isinstance(key, tuple) else (key, ...)), False, "getitem")
+        touch(super().__getitem__((*key, ...) if isinstance(key, tuple) else (key, ...)), False, "getitem")
         return result
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        _touch(value, False, "setitem")
+        touch(value, False, "setitem")
         target = super().__getitem__((*key, ...) if isinstance(key, tuple) else (key, ...))
-        _touch(target if _is_ours(target) else self, True, "setitem")
+        touch(target if _is_ours(target) else self, True, "setitem")
         super().__setitem__(key, _plain(value))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
         for place, value in enumerate(inputs):
-            _touch(value, False, ufunc.__name__)
+            touch(value, False, ufunc.__name__)
             if method == "at" and place == 0:
-                _touch(value, True, ufunc.__name__)
+                touch(value, True, ufunc.__name__)
         if out is not None:
             for target in out:
-                _touch(target, True, ufunc.__name__)
+                touch(target, True, ufunc.__name__)
             options["out"] = _plain(out)
         result = getattr(ufunc, method)(*_plain(inputs), **options)
         if out is None:
@@ -96,13 +100,13 @@ class WatchedArray(np.ndarray[Any, Any]):
         if not any(isinstance(view, WatchedArray) for view in views):
             for value in _watched_in((args, kwargs)):
                 if not any(value is target for target in written):
-                    _touch(value, False, func.__name__)
+                    touch(value, False, func.__name__)
         for target in written:
-            _touch(target, True, func.__name__)
+            touch(target, True, func.__name__)
         return type(result)(views) if type(result) in (list, tuple) else views[0]
 
     def __reduce__(self) -> Any:
-        _touch(self, False, "reduce")
+        touch(self, False, "reduce")
         return _plain(self).__reduce__()
 
     def _rewrap(self, result: Any) -> Any:
@@ -117,7 +121,7 @@ class WatchedArray(np.ndarray[Any, Any]):
         """A view touches nothing; a copy was a read, and is an ordinary array."""
         if _is_ours(result):
             return result
-        _touch(self, False, name)
+        touch(self, False, name)
         return _plain(result)
 
 
@@ -157,7 +161,7 @@ def _watched_in(value: Any) -> list[WatchedArray]:
     return []
 
 
-def _touch(value: Any, write: bool, name: str) -> None:
+def touch(value: Any, write: bool, name: str) -> None:
     """Tell the listeners about an access to an array, if it lies in memory that is watched."""
     if not _is_ours(value):
         return
@@ -180,8 +184,8 @@ def _reading(name: str) -> Any:
     def method(self: WatchedArray, *args: Any, **kwargs: Any) -> Any:
         target = kwargs.get("out")
         if target is not None:
-            _touch(self, False, name)
-            _touch(target, True, name)
+            touch(self, False, name)
+            touch(target, True, name)
             before(_plain(self), *_plain(args), **{**kwargs, "out": _plain(target)})
             return target
         return self._settle(self._rewrap(before(_plain(self), *_plain(args), **kwargs)), name)
@@ -194,7 +198,7 @@ def _writing(name: str) -> Any:
     before = getattr(np.ndarray, name)
 
     def method(self: WatchedArray, *args: Any, **kwargs: Any) -> Any:
-        _touch(self, True, name)
+        touch(self, True, name)
         return before(_plain(self), *_plain(args), **_plain(kwargs))
 
     method.__name__ = name

@@ -10,8 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch.jit import _builtins
+from torch.utils._device import _device_constructors
 
-from crosscurrent.trace.arrays import watched
+from crosscurrent.trace.aliases import aliases
+from crosscurrent.trace.arrays import ALIAS, watched
 from crosscurrent.trace.hidden_reads import hidden_reads
 
 if TYPE_CHECKING:
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
 
     Graphs: TypeAlias = weakref.WeakKeyDictionary[Any, tuple[Captured, int]]
 
-_ALIAS = "the memory is shared under another name: what is done to it there is not put together with the rest"
 _UNSEEN_KERNEL = "a Triton kernel: tell what it touches with crosscurrent.access"
 
 
@@ -62,6 +64,9 @@ def install(source: CudaSource, patches: Patches) -> None:
     patches.replace(torch.UntypedStorage, "resize_", functools.partial(_storage_resize, source))
     for owner, name, make in hidden_reads(functools.partial(_listeners, source)):
         patches.replace(owner, name, make)
+    _device_constructors()  # kept for good at the first call, which has to see the real functions
+    for owner, name, make in aliases():
+        _replace_builtin(patches, owner, name, make)
     graphs: Graphs = weakref.WeakKeyDictionary()
     patches.replace(torch.cuda.CUDAGraph, "capture_begin", functools.partial(_capture_begin, source))
     patches.replace(torch.cuda.CUDAGraph, "capture_end", functools.partial(_capture_end, source, graphs))
@@ -69,6 +74,17 @@ def install(source: CudaSource, patches: Patches) -> None:
     patches.replace(torch.autograd, "_engine_run_backward", functools.partial(_backward, source))
     patches.replace(threading.Thread, "start", functools.partial(_thread_start, source))
     _watch_triton(source, patches)
+
+
+def _replace_builtin(patches: Patches, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace a function that TorchScript may know as a builtin, which it tells by identity."""
+    table = _builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    operator = table.get(id(getattr(owner, name)))
+    patches.replace(owner, name, make)
+    if operator is not None:
+        mine = id(getattr(owner, name))
+        table[mine] = operator
+        patches.later(functools.partial(table.pop, mine, None))
 
 
 def _event_query(source: CudaSource, before: Any) -> Any:
@@ -135,7 +151,7 @@ def _tolist(source: CudaSource, before: Any) -> Any:
 def _dlpack(source: CudaSource, before: Any) -> Any:
     def dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if source.tracer is not None:
-            source.tracer.unknown("Tensor.__dlpack__", _ALIAS)
+            source.tracer.unknown("Tensor.__dlpack__", ALIAS)
         return before(tensor, *args, **kwargs)
 
     return dlpack

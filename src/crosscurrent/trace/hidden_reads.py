@@ -6,6 +6,7 @@ wrapped here, for the simulation and for a real GPU alike.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Protocol
@@ -33,7 +34,28 @@ def hidden_reads(listeners: Listeners) -> list[tuple[Any, str, Callable[[Any], A
         (torch._tensor_str, "_str", lambda before: _str(listeners, before)),
         (torch._C.PyTorchFileWriter, "write_record", lambda before: _write_record(listeners, before)),
         (torch.UntypedStorage, "_write_file", lambda before: _write_file(listeners, before)),
+        *((owner, name, lambda before: _by_address(listeners, before)) for owner, name in _safetensors()),
     ]
+
+
+def _safetensors() -> list[tuple[Any, str]]:
+    """The function, by its name in old and in new versions, that reads a tensor by its address."""
+    try:
+        module = importlib.import_module("safetensors.torch")
+    except ImportError:
+        return []
+    return [(module, name) for name in ("_tobytes", "_to_ndarray") if hasattr(module, name)]
+
+
+def _by_address(listeners: Listeners, before: Any) -> Any:
+    @wraps(before)
+    def read(tensor: Any, *args: Any) -> Any:
+        if tensor.device.type == "cpu":  # others are copied, by a copy that is seen
+            for listener in listeners():
+                listener.looked_at(tensor, "save")
+        return before(tensor, *args)
+
+    return read
 
 
 def _str(listeners: Listeners, before: Any) -> Any:

@@ -52,6 +52,9 @@ class Listener:
     def host_access(self, tensor: Any, write: bool, name: str) -> None:
         self.heard.append(("host", name, write))
 
+    def unknown(self, name: str, reason: str) -> None:
+        self.heard.append(("unknown", name))
+
     def looked_at(self, tensor: Any, name: str) -> None:
         self.heard.append(("looked at", name))
 

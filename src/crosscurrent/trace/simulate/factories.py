@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.jit import _builtins
 from torch.utils._device import DeviceContext, _device_constructors
 
+from crosscurrent.trace.aliases import aliases
 from crosscurrent.trace.simulate.tensors import move
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def patch_factories(simulation: Simulation, patches: Patches) -> None:
     """Replace the factories in the module ``torch``."""
     # Filled once and for all with the real functions, which is what a device context compares with.
     constructors = {function.__name__ for function in _device_constructors()}
+    for owner, name, make in aliases():
+        replace_builtin(patches, owner, name, make(getattr(owner, name)))
     for name in sorted(constructors | set(_MORE)):
         real = vars(torch).get(name)
         if real is not None and name.startswith("sparse_"):

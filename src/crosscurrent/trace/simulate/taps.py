@@ -58,6 +58,10 @@ class Taps(Protocol):
         """``tensor.record_stream`` was called."""
         ...
 
+    def unknown(self, name: str, reason: str) -> None:
+        """Something that cannot be followed."""
+        ...
+
     def looked_at(self, tensor: torch.Tensor, name: str) -> None:
         """The host looks at a tensor's content without an op, wherever it lies; it waits for a device."""
         ...

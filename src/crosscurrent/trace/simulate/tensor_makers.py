@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from crosscurrent.trace.arrays import watched
+from crosscurrent.trace.arrays import ALIAS, watched
 from crosscurrent.trace.simulate.memory import PINNED
 from crosscurrent.trace.simulate.tensors import move
 
@@ -57,7 +57,9 @@ def _host_views(simulation: Simulation) -> dict[str, object]:
     def dlpack(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if memory.device_of(self) >= 0:
             raise NotImplementedError("simulated CUDA cannot share device memory (Tensor.__dlpack__)")
-        told(self, "__dlpack__")
+        if told(self, "__dlpack__"):
+            for tracer in simulation.tracers:
+                tracer.unknown("Tensor.__dlpack__", ALIAS)
         return real_dlpack(self, *args, **kwargs)
 
     def for_the_host_only(name: str) -> Callable[..., Tensor]:

@@ -22,4 +22,6 @@ copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True
 
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["console.css"]
 html_title = f"crosscurrent {version}"

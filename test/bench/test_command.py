@@ -164,7 +164,11 @@ def test_what_cannot_be_measured_is_no_verdict(
         (["cpu-small", "--results", "x.json"], "--results measures nothing"),
         (["--results", "x.json"], "x.json: No such file"),
         (["cpu-small", "--page", "page.md"], "page.md: No such file"),
-        (["cpu-small", "--json", "nowhere/x.json"], "there is no folder nowhere"),
+        pytest.param(
+            ["cpu-small", "--json", "nowhere/x.json"],
+            "there is no folder nowhere",
+            marks=pytest.mark.simulation,
+        ),
     ],
 )
 def test_wrong_use_measures_nothing(

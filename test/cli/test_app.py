@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -91,3 +92,38 @@ def test_help_imports_neither_torch_nor_a_command() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
+
+
+def test_nobody_reading_is_told_by_the_exit_code_alone() -> None:
+    program = "import sys; from crosscurrent.cli import main; sys.stdin.read(); sys.exit(main(['--help']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == ExitCode.UNREAD
+
+
+def test_an_interrupt_while_options_are_read_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from crosscurrent.cli import verify
+
+    def interrupted() -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify, "parser", interrupted)
+    assert app.main(["verify"]) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "crosscurrent verify: interrupted\n"
+
+
+def test_a_file_of_options_that_is_no_text_is_wrong_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "junk.yaml").write_bytes(b"\x89\x00\xff")
+    assert app.main(["train", "--config", str(tmp_path / "junk.yaml")]) == ExitCode.WRONG_USE
+    assert capsys.readouterr().err.count("\n") == 1

@@ -55,6 +55,9 @@ def test_module_of_the_working_folder_runs(
     "script",
     [
         Script(program="no_such_script.py"),
+        Script(program=""),
+        Script(program="a\0b.py"),
+        Script(program="x" * 5000),
         Script(program="no_such_module_anywhere", is_module=True),
         Script(program="no_such_package.module", is_module=True),
         Script(program="rich.table.nothing", is_module=True),
@@ -62,7 +65,7 @@ def test_module_of_the_working_folder_runs(
     ],
 )
 def test_what_cannot_be_run_is_wrong_use(script: Script) -> None:
-    with pytest.raises(WrongUseError, match="there is no"):
+    with pytest.raises(WrongUseError, match=r"there is no|is empty"):
         script.require_runnable()
 
 
@@ -131,3 +134,26 @@ def test_os_exit_is_heard_before_the_process_is_gone(tmp_path: Path, monkeypatch
     assert heard == [Ending(status=5)]
     assert left_with == [42]
     assert os._exit is leave
+
+
+def test_a_folder_is_a_script_only_with_a_main(tmp_path: Path) -> None:
+    with pytest.raises(WrongUseError, match="without a __main__"):
+        Script(program=str(tmp_path)).require_runnable()
+    _write(tmp_path, "raise SystemExit(3)", "__main__.py")
+    script = Script(program=str(tmp_path))
+    script.require_runnable()
+    assert run(script, on_os_exit=_never) == Ending(status=3)
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(1)", "raise KeyError(1)", "raise KeyboardInterrupt"])
+def test_however_it_ends_its_variables_are_there(end: str, tmp_path: Path) -> None:
+    seen: list[object] = []
+    program = _write(tmp_path, f"answer = 42\ndef f():\n    {end or 'pass'}\nf()\n")
+    run(Script(program=program), on_os_exit=_never, on_end=lambda names: seen.append(names["answer"]))
+    assert seen == [42]
+
+
+def test_what_does_not_even_compile_has_no_variables(tmp_path: Path) -> None:
+    seen: list[object] = []
+    run(Script(program=_write(tmp_path, "(")), on_os_exit=_never, on_end=seen.append)
+    assert seen == [{}]

@@ -103,7 +103,7 @@ def _run(name: str, argv: list[str]) -> int:
     with_traceback = "--traceback" in argv
     try:
         command: Command = importlib.import_module(f"crosscurrent.cli.{name}")  # type: ignore[assignment]
-        arguments = command.parser().parse_args(argv)
+        arguments = _parse(command.parser(), argv)
         with_traceback = arguments.traceback
         _set_up_logging(verbose=arguments.verbose)
         return command.run(arguments)
@@ -117,6 +117,16 @@ def _run(name: str, argv: list[str]) -> int:
         if with_traceback:
             traceback.print_exc()
         return _complain(program, *_explain(program, error))
+
+
+def _parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
+    """The arguments. Whatever reading them runs into (a file that is no text, say) is wrong use."""
+    try:
+        return parser.parse_args(argv)
+    except argparse.ArgumentError:
+        raise
+    except Exception as error:
+        raise WrongUseError(f"the options cannot be read: {error}") from error
 
 
 def _explain(program: str, error: Exception) -> tuple[str, ExitCode]:

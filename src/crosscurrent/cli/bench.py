@@ -83,7 +83,13 @@ def _read(arguments: Namespace) -> dict[str, Any]:
     if arguments.names or arguments.json or arguments.repeats is not None:
         raise WrongUseError("--results measures nothing: give no names, no --repeats and no --json with it")
     with as_wrong_use():
-        document: dict[str, Any] = json.loads(Path(arguments.results).read_text(encoding="utf-8"))
+        text = Path(arguments.results).read_text(encoding="utf-8")
+        try:
+            document: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise WrongUseError(
+                f"{arguments.results} is no JSON ({error}); name what --json wrote"
+            ) from error
         require_document(document)
     return document
 

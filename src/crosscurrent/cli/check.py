@@ -167,8 +167,10 @@ def _show(report: Report, ending: Ending, files: _Files, remarks: Sequence[str])
 
     if files.html is not None:
         html.write(report, files.html)
-    if files.perfetto is not None:
+    if files.perfetto is not None and report.records:
         perfetto.write(report, files.perfetto)
+    elif files.perfetto is not None:
+        remarks = [*remarks, f"nothing was written to {files.perfetto}: the program did nothing to be seen"]
     sys.stdout.flush()
     text.show(report, error_output())
     for remark in remarks:

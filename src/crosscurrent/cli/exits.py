@@ -41,5 +41,7 @@ def as_wrong_use() -> Iterator[None]:
         raise WrongUseError(
             f"{error.filename}: {error.strerror}" if error.filename else str(error)
         ) from error
+    except UnicodeDecodeError as error:
+        raise WrongUseError(f"a file that should be text is none ({error.reason}); name another") from error
     except ValueError as error:
         raise WrongUseError(str(error)) from error

@@ -67,7 +67,8 @@ def _writable(name: str, inputs: Iterable[str]) -> Path:
             raise WrongUseError(f"{path} is what is read; name another file for the results")
         _require_room(path)
     except (OSError, ValueError) as error:  # too long, no text, a folder that cannot be looked into
-        raise WrongUseError(f"nothing can be written to {name!r} ({error})") from error
+        reason = getattr(error, "strerror", None) or error
+        raise WrongUseError(f"nothing can be written to {name!r} ({reason}); name another file") from error
     return path.absolute()  # the run may change the working folder
 
 

@@ -56,6 +56,8 @@ class Script:
             raise WrongUseError(f"there is no module {self.program} that python -m could run")
 
     def _require_script(self, path: Path) -> None:
+        if not self.program:
+            raise WrongUseError("the name of the script is empty; name a script")
         try:
             if path.is_dir():
                 if not (path / "__main__.py").is_file():
@@ -65,7 +67,7 @@ class Script:
             elif not os.access(path, os.R_OK):
                 raise WrongUseError(f"the script {path} cannot be read; look at its permissions")
         except (OSError, ValueError) as error:  # a name that no file can have
-            raise WrongUseError(f"there is no script {self.program!r} ({error})") from error
+            raise WrongUseError(f"there is no script {self.program!r}: no file can have that name") from error
 
 
 Namespace = Mapping[str, object]

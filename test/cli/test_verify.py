@@ -31,7 +31,14 @@ def test_all_that_is_asked_held() -> None:
         [sys.executable, "-c", command, *options], capture_output=True, text=True, check=False, timeout=300
     )
     assert finished.returncode == 0, finished.stdout
-    assert finished.stderr == ""  # no progress where there is no terminal
+    # Where there is no terminal, a plain line for each answer.
+    said = finished.stderr.splitlines()
+    assert [line.split(" (")[0] for line in said] == [
+        f"[{number}/4] exactness: {policy}, {quantizer}: held"
+        for number, (policy, quantizer) in enumerate(
+            [(policy, name) for policy in ("lastrec", "h2o") for name in ("default", "torch-quantized8")], 1
+        )
+    ]
     assert finished.stdout.count("held") == 4
     assert "exactness: loss and gradients agree with plain autograd" in finished.stdout
     document = _json()
@@ -75,6 +82,11 @@ def test_without_cuda_it_says_what_it_could_not_run(capsys: pytest.CaptureFixtur
         (["--layers", "exactnes"], "the layers are contracts, exactness, parity, races"),
         (["--json", "nowhere/out.json"], "there is no folder nowhere"),
         (["surplus"], "--help"),
+        (["--workers", "0"], "at least 1"),
+        (["--workers", "-1"], "at least 1"),
+        (["--layers", "exactness", "--perfetto", "out.pf"], "add it to --layers"),
+        (["--html", "."], "is a folder"),
+        (["--html", "same", "--json", "same"], "two results"),
     ],
 )
 def test_wrong_use_is_exit_code_2_and_one_line(
@@ -84,3 +96,65 @@ def test_wrong_use_is_exit_code_2_and_one_line(
     error = capsys.readouterr().err
     assert advice in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.simulation
+def test_page_and_trace_show_the_layers_and_what_the_race_layer_saw() -> None:
+    options = ["--layers", "races", "--workers", "2", "--html", "out.html", "--perfetto", "out.pf"]
+    assert main(["verify", *options, "--json", "out.json"]) == 0
+    page = Path("out.html").read_text(encoding="utf-8")
+    assert "Of 4 questions about the long-context gradient: 4 held." in page
+    assert "no race on 4 lanes" in page
+    assert "The timeline is that of lastrec, default." in page
+    assert len(json.loads(Path("out.pf").read_text(encoding="utf-8"))["traceEvents"]) > 1000
+    # By several processes, and yet in the order of one.
+    scenarios = [(result["policy"], result["quantizer"]) for result in _json()["results"]]
+    assert scenarios == [
+        (policy, name) for policy in ("lastrec", "h2o") for name in ("default", "torch-quantized8")
+    ]
+    assert all(result["evidence"] == {"findings": []} for result in _json()["results"])
+
+
+def test_a_race_that_a_layer_found_is_on_the_page() -> None:
+    import crosscurrent
+    from crosscurrent.cli.verify_report import as_report
+    from crosscurrent.suite import race_freedom, scenarios
+    from crosscurrent.suite.layer import Outcome, Verdict
+    from crosscurrent.suite.verification import Cuda, Result
+
+    with Cuda.available().context(), crosscurrent.watch(trace=True) as seen:
+        import torch
+
+        lane = torch.cuda.Stream()
+        values = torch.ones(4, device="cuda")
+        with torch.cuda.stream(lane):
+            values * 2
+    first, second = scenarios()[:2]
+    outcomes = (Outcome.held("no race"), race_freedom.judge(seen))
+    results = [
+        Result(layer="races", scenario=scenario, outcome=outcome, seconds=1.0)
+        for scenario, outcome in zip((first, second), outcomes, strict=True)
+    ]
+    report = as_report(results, Cuda.available(), Verdict.FAILED, "")
+    assert report.findings == tuple(seen.findings)
+    assert report.sections[0].good == (True, False)
+    assert second.name in report.sentence
+
+
+def test_an_interrupt_shows_what_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from crosscurrent.suite import verification
+
+    right = verification.run
+
+    def interrupted(*arguments: Any) -> Any:
+        yield next(iter(right(*arguments)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verification, "run", interrupted)
+    assert main(["verify", "--layers", "exactness", "--json", "out.json"]) == 130
+    said = capsys.readouterr()
+    assert "60 gradients" in said.out
+    assert "3 of 4 questions were not answered" in said.err
+    assert not Path("out.json").exists()

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from crosscurrent.suite.exactness import Exactness
 from crosscurrent.suite.layer import Outcome, Verdict
 from crosscurrent.suite.scenario import Scenario, scenarios
-from crosscurrent.suite.verification import Cuda, overall, run
+from crosscurrent.suite.verification import Cuda, Result, _result_of, overall, run, run_spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +90,26 @@ def test_simulated_cuda_is_there_while_a_layer_that_needs_it_runs() -> None:
 def test_without_a_device_simulation_is_a_choice() -> None:
     assert Cuda.available() is Cuda.SIMULATED
     assert Cuda.available(may_simulate=False) is Cuda.NONE
+
+
+def test_processes_give_the_answers_of_one() -> None:
+    layers = [Exactness()]
+    alone = {result.scenario: result.outcome for result in run(layers, ONE, Cuda.NONE)}
+    spread = {result.scenario: result.outcome for result in run_spread(layers, ONE, Cuda.NONE, workers=2)}
+    assert spread == alone
+
+
+def test_a_process_that_died_is_no_verdict() -> None:
+    from concurrent.futures import Future
+    from concurrent.futures.process import BrokenProcessPool
+
+    gone: Future[Result] = Future()
+    gone.set_exception(BrokenProcessPool())
+    result = _result_of(gone, Question(), ONE[0])
+    assert result.outcome.verdict is Verdict.NOT_RUN
+    assert "--workers 1" in result.outcome.detail
+
+
+def test_a_real_device_is_not_shared_by_processes() -> None:
+    with pytest.raises(ValueError, match="one after the other"):
+        next(run_spread([Question()], ONE, Cuda.REAL, workers=2))

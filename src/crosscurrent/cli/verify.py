@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
@@ -10,13 +13,19 @@ from rich.table import Table
 from crosscurrent.cli.arguments import command_parser
 from crosscurrent.cli.console import output, progress, say
 from crosscurrent.cli.exits import ExitCode, WrongUseError
-from crosscurrent.cli.files import result_file, write_json
+from crosscurrent.cli.files import result_files, write_json
+from crosscurrent.cli.verify_report import as_report
 
 if TYPE_CHECKING:
+    from crosscurrent.suite.layer import Layer
+    from crosscurrent.suite.scenario import Scenario
     from crosscurrent.suite.verification import Cuda, Result
 
 JSON_FORMAT = "crosscurrent verify"
 JSON_VERSION = 1
+
+QUICK = frozenset({"contracts", "exactness", "parity", "races"})
+"""Layers that take less time than it takes to start processes."""
 
 
 def parser() -> ArgumentParser:
@@ -24,9 +33,10 @@ def parser() -> ArgumentParser:
     options = command_parser(
         "verify",
         "Prove the long-context gradient: its contracts, that it is exact, that moving checkpoints "
-        "asynchronously changes no bit, and that nothing races or makes the host wait. Without a GPU, CUDA "
-        "is simulated. Exit code: 0 only when all held, 1 when something failed, 2 for wrong use, 3 when "
-        "nothing failed but something could not be run.",
+        "asynchronously changes no bit, that nothing races or makes the host wait, that other schedules give "
+        "the same bits, and that mutants and the races of the past are noticed. Without a GPU, CUDA is "
+        "simulated; two cores then take about two minutes. Exit code: 0 only when all held, 1 when something "
+        "failed, 2 for wrong use, 3 when nothing failed but something could not be run.",
         "crosscurrent verify --json verify.json",
     )
     options.add_argument("--all", action="store_true", help="All cache policies and quantizers.")
@@ -36,7 +46,19 @@ def parser() -> ArgumentParser:
     options.add_argument(
         "--no_simulate", "--no-simulate", action="store_true", help="Run nothing on simulated CUDA."
     )
+    options.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="Processes that work at once where CUDA is simulated. Default: one for each core.",
+    )
     options.add_argument("--json", metavar="FILE", help="Write the results there as JSON.")
+    options.add_argument("--html", metavar="FILE", help="Write the results there as one page.")
+    options.add_argument(
+        "--perfetto",
+        metavar="FILE",
+        help="Write the trace that the layer races judged there, for ui.perfetto.dev.",
+    )
     return options
 
 
@@ -52,25 +74,86 @@ def run(arguments: Namespace) -> int:
         raise WrongUseError(f"there is no layer {unknown[0]!r}; the layers are {', '.join(by_name)}")
     layers = [layer for layer in LAYERS if not arguments.layers or layer.name in arguments.layers]
     chosen = scenarios(everything=arguments.all)
-    report = result_file(arguments.json)
+    if arguments.perfetto is not None and "races" not in {layer.name for layer in layers}:
+        raise WrongUseError("--perfetto writes the trace of the layer races; add it to --layers")
+    if arguments.workers is not None and arguments.workers < 1:
+        raise WrongUseError(f"--workers must be at least 1, got {arguments.workers}")
+    report, page, trace = result_files(arguments.json, arguments.html, arguments.perfetto)
     cuda = verification.Cuda.available(may_simulate=not arguments.no_simulate)
 
     torch.set_num_threads(1)  # the models are small: more threads would only wait for each other
     results: list[Result] = []
-    with progress() as bar:
-        task = bar.add_task("verify", total=len(layers) * len(chosen))
-        for result in verification.run(layers, chosen, cuda):
-            results.append(result)
-            bar.update(task, advance=1, description=f"{result.layer}: {result.scenario.name}")
+    interrupted = False
+    try:
+        # What came before an interrupt stays in the list.
+        results.extend(_told(_run(layers, chosen, cuda, arguments.workers), len(layers) * len(chosen)))
+    except KeyboardInterrupt:
+        interrupted = True
+    order = [layer.name for layer in layers]
+    results.sort(key=lambda each: (order.index(each.layer), chosen.index(each.scenario)))
+    if interrupted:
+        _show(results, cuda)
+        left = len(layers) * len(chosen) - len(results)
+        sys.stderr.write(f"interrupted; {left} of {len(layers) * len(chosen)} questions were not answered\n")
+        return ExitCode.INTERRUPTED
     verdict = verification.overall(results)
-    _show(results, cuda)
     if report is not None:
         write_json(report, _as_json(results, cuda, verdict.value))
+    if page is not None or trace is not None:
+        from crosscurrent.report import html, perfetto
+
+        document = as_report(results, cuda, verdict, _command(arguments))
+        if page is not None:
+            html.write(document, page)
+        if trace is not None and document.records:
+            perfetto.write(document, trace)
+        elif trace is not None:
+            sys.stderr.write(
+                f"there was no trace to write to {arguments.perfetto}: the layer races was not run\n"
+            )
+    _show(results, cuda)
     return {
         Verdict.HELD: ExitCode.GOOD,
         Verdict.FAILED: ExitCode.BAD,
         Verdict.NOT_RUN: ExitCode.NO_VERDICT,
     }[verdict]
+
+
+def _run(
+    layers: Sequence[Layer], chosen: Sequence[Scenario], cuda: Cuda, workers: int | None
+) -> Iterator[Result]:
+    """One after the other, or by several processes where that pays and disturbs nothing."""
+    from crosscurrent.suite import verification
+
+    if workers is None:
+        quick = all(layer.name in QUICK for layer in layers)
+        workers = 1 if quick or cuda is not verification.Cuda.SIMULATED else verification.num_cores()
+    workers = min(workers, len(layers) * len(chosen))
+    if workers == 1 or cuda is verification.Cuda.REAL:
+        return verification.run(layers, chosen, cuda)
+    return verification.run_spread(layers, chosen, cuda, workers=workers)
+
+
+def _told(results: Iterator[Result], total: int) -> Iterator[Result]:
+    """Show each result as it comes: by a bar, or by one plain line where there is no terminal for it."""
+    with progress() as bar:
+        task = bar.add_task("verify", total=total)
+        for number, result in enumerate(results, start=1):
+            what = f"{result.layer}: {result.scenario.name}"
+            bar.update(task, advance=1, description=what)
+            if bar.disable:
+                said = f"{result.outcome.verdict.value} ({result.seconds:.1f} s)"
+                sys.stderr.write(f"[{number}/{total}] {what}: {said}\n")
+                sys.stderr.flush()
+            yield result
+
+
+def _command(arguments: Namespace) -> str:
+    words = ["crosscurrent", "verify"]
+    words += ["--all"] if arguments.all else []
+    words += ["--layers", *arguments.layers] if arguments.layers else []
+    words += ["--no_simulate"] if arguments.no_simulate else []
+    return shlex.join(words)
 
 
 def _show(results: list[Result], cuda: Cuda) -> None:

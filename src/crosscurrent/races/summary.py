@@ -79,7 +79,7 @@ def as_json(watch: Watch, *, advice: bool) -> dict[str, Any]:
     """
     document: dict[str, Any] = {
         "version": VERSION,
-        "findings": [_finding(finding) for finding in watch.findings],
+        "findings": [finding_as_json(finding) for finding in watch.findings],
         "host_waits": [
             {
                 "kind": wait.kind,
@@ -112,12 +112,13 @@ def _advice(advice: Advice) -> dict[str, Any]:
         "times": advice.count,
         "verdict": advice.verdict.value,
         "needed": advice.num_needed,
-        "protects": [_finding(finding) for finding in advice.protects],
+        "protects": [finding_as_json(finding) for finding in advice.protects],
         "replacement": advice.replacement,
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def finding_as_json(finding: Finding) -> dict[str, Any]:
+    """One finding as plain values."""
     return {
         "id": finding.id,
         "kind": finding.kind.value,

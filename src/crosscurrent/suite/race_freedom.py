@@ -4,19 +4,40 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.races.findings import Finding
+from crosscurrent.races.summary import finding_as_json
 from crosscurrent.races.watch import Watch, watch
 from crosscurrent.races.wording import place
 from crosscurrent.suite.experiment import cache_config, gradient_args, make_batches, make_parts
 from crosscurrent.suite.layer import Outcome
 from crosscurrent.suite.scenario import Scenario
+from crosscurrent.trace.records import Record, TraceInfo
 
 HARMLESS = ("allocation", "query")
 """Kinds of host waits that are none: see above; and a query that was answered did not block."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """The trace that was judged, to be drawn."""
+
+    findings: tuple[Finding, ...]
+    info: TraceInfo
+    records: tuple[Record, ...]
+
+    @classmethod
+    def of(cls, seen: Watch) -> Seen:
+        """What a watch saw."""
+        return cls(findings=tuple(seen.findings), info=seen.info, records=tuple(seen.records))
+
+    def as_json(self) -> Any:
+        """The findings; the trace is too much for a document."""
+        return {"findings": [finding_as_json(finding) for finding in self.findings]}
 
 
 @dataclass(frozen=True)
@@ -37,7 +58,7 @@ class RaceFreedom:
                 layer_inputs=scenario.quantizer, kv_checkpoints=scenario.quantizer, pinned=True, flag=True
             ),
         )
-        with watch() as seen:
+        with watch(trace=True) as seen:
             for ids, targets in make_batches() * 2:
                 model.zero_grad(set_to_none=True)
                 model(ids, targets).backward()
@@ -46,16 +67,18 @@ class RaceFreedom:
 
 def judge(seen: Watch) -> Outcome:
     """Held if nothing races, nothing waits and everything was understood."""
+    shown = Seen.of(seen) if seen.keeps_trace else None
     if findings := seen.findings:
-        return Outcome.failed(f"{len(findings)} races; first: {_in_one_line(findings[0])}")
+        return Outcome.failed(f"{len(findings)} races; first: {_in_one_line(findings[0])}", shown)
     waits = Counter(
         f"{wait.kind} at {place(wait.site)}" for wait in seen.host_waits if wait.kind not in HARMLESS
     )
     if waits:
-        return Outcome.failed(f"the host waits: {', '.join(waits)}")
+        return Outcome.failed(f"the host waits: {', '.join(waits)}", shown)
     if unknown := seen.unknown:
-        return Outcome.failed(f"not understood: {', '.join(sorted({what.op for what in unknown}))}")
-    return Outcome.held(f"no race on {len(seen.lanes)} lanes, no host wait")
+        ops = sorted({what.op for what in unknown})
+        return Outcome.failed(f"not understood: {', '.join(ops)}", shown)
+    return Outcome.held(f"no race on {len(seen.lanes)} lanes, no host wait", shown)
 
 
 def _in_one_line(finding: Finding) -> str:

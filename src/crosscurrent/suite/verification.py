@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -54,11 +59,58 @@ def run(layers: Sequence[Layer], scenarios: Sequence[Scenario], cuda: Cuda) -> I
     """Ask every layer of every scenario; a result comes as soon as it is known."""
     for layer in layers:
         for scenario in scenarios:
-            start = time.perf_counter()
-            outcome = _ask(layer, scenario, cuda)
-            yield Result(
-                layer=layer.name, scenario=scenario, outcome=outcome, seconds=time.perf_counter() - start
-            )
+            yield _result(layer, scenario, cuda)
+
+
+def run_spread(
+    layers: Sequence[Layer], scenarios: Sequence[Scenario], cuda: Cuda, *, workers: int
+) -> Iterator[Result]:
+    """The same, by several processes at once: results come in the order in which they are known.
+
+    Each asks whole questions, from the last layers on, which take longest. Not for a real device, whose
+    memory and clock they would share.
+    """
+    if cuda is Cuda.REAL:
+        raise ValueError("the layers share the one device: run them one after the other")
+    executor = ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_become_worker
+    )
+    waiting: dict[Future[Result], tuple[Layer, Scenario]] = {}
+    try:
+        for layer in reversed(layers):
+            for scenario in scenarios:
+                waiting[executor.submit(_result, layer, scenario, cuda)] = layer, scenario
+        for done in as_completed(waiting):
+            yield _result_of(done, *waiting.pop(done))
+        executor.shutdown()
+    finally:
+        if waiting:  # interrupted, or nobody wants the rest
+            executor.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+
+
+def _become_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us is told, and ends us
+    torch.set_num_threads(1)  # there is a process for each core
+
+
+def _result_of(done: Future[Result], layer: Layer, scenario: Scenario) -> Result:
+    """What became of a question, even if the process that was asked is gone."""
+    try:
+        return done.result()
+    except BrokenProcessPool:
+        gone = "the process that was asked ended, as when memory runs out; ask fewer at once (--workers 1)"
+        return Result(
+            layer=layer.name, scenario=scenario, outcome=Outcome(Verdict.NOT_RUN, gone), seconds=0.0
+        )
+
+
+def num_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def overall(results: Sequence[Result]) -> Verdict:
@@ -67,6 +119,12 @@ def overall(results: Sequence[Result]) -> Verdict:
     if Verdict.FAILED in verdicts:
         return Verdict.FAILED
     return Verdict.HELD if verdicts == {Verdict.HELD} else Verdict.NOT_RUN
+
+
+def _result(layer: Layer, scenario: Scenario, cuda: Cuda) -> Result:
+    start = time.perf_counter()
+    outcome = _ask(layer, scenario, cuda)
+    return Result(layer=layer.name, scenario=scenario, outcome=outcome, seconds=time.perf_counter() - start)
 
 
 def _ask(layer: Layer, scenario: Scenario, cuda: Cuda) -> Outcome:

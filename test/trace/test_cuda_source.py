@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,3 +201,45 @@ def test_record_stream_is_seen(run_by_callbacks: Any) -> None:
         torch.ones(4, device="cuda").record_stream(torch.cuda.Stream())
 
     assert len(of(run_by_callbacks(program), UseStream)) == 1
+
+
+class LaunchHooks:
+    """Triton's hooks, as `triton.knobs.runtime.launch_enter_hook` has them; `launch` is a kernel's launch."""
+
+    def __init__(self) -> None:
+        self._hooks: list[Any] = []
+
+    def add(self, hook: Any) -> None:
+        self._hooks.append(hook)
+
+    def remove(self, hook: Any) -> None:
+        self._hooks.remove(hook)
+
+    def launch(self, name: str) -> None:
+        for hook in self._hooks:
+            hook(SimpleNamespace(get=lambda: {"name": name}))
+
+
+def test_triton_launches_are_unknown_unless_an_operator_speaks_for_them(
+    run_by_callbacks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = LaunchHooks()
+    knobs = SimpleNamespace(runtime=SimpleNamespace(launch_enter_hook=hooks))
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(knobs=knobs))
+    monkeypatch.setitem(sys.modules, "triton.knobs", knobs)
+    with torch.library._scoped_library("crosscurrent_triton", "DEF") as library:
+        library.define("scale_(Tensor(a!) x) -> ()")
+
+        def scale_(x: torch.Tensor) -> None:
+            hooks.launch("inside")
+            x.mul_(2)
+
+        library.impl("scale_", scale_, "CompositeExplicitAutograd")
+
+        def program() -> None:
+            torch.ops.crosscurrent_triton.scale_(torch.ones(4, device="cuda"))
+            hooks.launch("outside")
+
+        watch = run_by_callbacks(program)
+    assert [unknown.op for unknown in watch.unknown] == ["triton outside"]
+    assert "crosscurrent_triton.scale_.default" in [record.name for record in of(watch, Op)]

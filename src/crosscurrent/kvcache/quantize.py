@@ -142,8 +142,14 @@ class TorchQuantized:
         values = _scratch_as(scratch, blocks.shape, ranges.dtype)
         half = codes.shape[-1]
         low, high = values[..., :half], values[..., half:]
-        torch.bitwise_and(codes, 15, out=low)
-        torch.bitwise_right_shift(codes[..., : high.shape[-1]], 4, out=high)
+        # In floating point, where it is exact, and which has kernels everywhere: CUDA has none that take bits
+        # apart and write floats.
+        low.copy_(codes)
+        both, alone = low[..., : high.shape[-1]], low[..., high.shape[-1] :]
+        torch.div(both, 16, rounding_mode="floor", out=high)
+        both.sub_(high, alpha=16)
+        # An odd value at the end has no partner: its upper bits are those of zero.
+        alone.sub_(16 * self._levels)
         torch.addcmul(mid, values.sub_(self._levels), scale, out=blocks)
 
     def error_bound(self, source: Tensor) -> Tensor:

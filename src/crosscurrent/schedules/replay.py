@@ -136,7 +136,7 @@ class Replayer:
             wrong = []
             for name, view in self._values.named():
                 recorded = self.program.recorded.get(name)
-                if recorded is not None and not same_values(self._arena.view(view), recorded):
+                if recorded is not None and not same_values(self._arena.view(view).to(recorded.device), recorded):
                     wrong.append(name)
             return tuple(wrong)
 

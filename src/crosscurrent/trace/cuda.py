@@ -201,6 +201,11 @@ class CudaSource:
         tracer.op(func, args, kwargs, out)
         return out
 
+    @property
+    def in_op(self) -> bool:
+        """Whether this thread is inside of an op, whose schema says what it touches."""
+        return self._local.held is not None
+
     def run_thread(self, run: Callable[[], None]) -> None:
         """Run a new thread's work under the watch: dispatch modes are per thread."""
         if self.tracer is None:

@@ -7,6 +7,7 @@ import importlib
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from crosscurrent.trace.recorder import Captured
     from crosscurrent.trace.tracer import Tracer
 
-    Graphs: TypeAlias = weakref.WeakKeyDictionary[Any, tuple[Captured, int]]
+    Graphs: TypeAlias = weakref.WeakKeyDictionary[Any, "_Graph"]
 
 _UNSEEN_KERNEL = "a Triton kernel: tell what it touches with crosscurrent.access"
 
@@ -179,10 +180,21 @@ def _capture_begin(source: CudaSource, before: Any) -> Any:
 def _capture_end(source: CudaSource, graphs: Graphs, before: Any) -> Any:
     def capture_end(graph: Any) -> None:
         if source.tracer is not None:
-            graphs[graph] = source.tracer.capture_ended(), source.environment.current_device()
+            captured = source.tracer.capture_ended()
+            graphs[graph] = _Graph(captured, source.environment.current_device(), graph.pool())
         before(graph)
 
     return capture_end
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A captured graph, the pool that its memory comes from, and its latest launch."""
+
+    captured: Captured
+    device: int
+    pool: Any
+    launched: int | None = None
 
 
 def _graph_replay(source: CudaSource, graphs: Graphs, before: Any) -> Any:
@@ -191,8 +203,11 @@ def _graph_replay(source: CudaSource, graphs: Graphs, before: Any) -> Any:
         tracer = source.tracer
         if tracer is None:
             return
-        if graph in graphs:
-            tracer.replayed(*graphs[graph])
+        this = graphs.get(graph)
+        if this is not None:
+            if sum(other.pool == this.pool for other in graphs.values()) > 1:
+                tracer.pool_used(this.pool, this.device)
+            this.launched = tracer.replayed(this.captured, this.device, this.launched)
         else:
             tracer.unknown(
                 "CUDAGraph.replay", "a graph captured before the watch: what it touches is not known"
@@ -230,7 +245,7 @@ def _thread_start(source: CudaSource, before: Any) -> Any:
 
 
 def _watch_triton(source: CudaSource, patches: Patches) -> None:
-    """List the launches of Triton kernels, which no dispatcher sees."""
+    """List the launches of Triton kernels that no dispatcher sees: those outside of any operator."""
     try:
         knobs = importlib.import_module("triton.knobs")
     except ImportError:
@@ -240,7 +255,7 @@ def _watch_triton(source: CudaSource, patches: Patches) -> None:
         return
 
     def launched(metadata: Any) -> None:
-        if source.tracer is not None:
+        if source.tracer is not None and not source.in_op:
             name = metadata.get().get("name", "?") if hasattr(metadata, "get") else "?"
             source.tracer.unknown(f"triton {name}", _UNSEEN_KERNEL)
 

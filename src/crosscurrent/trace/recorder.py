@@ -33,7 +33,7 @@ from crosscurrent.trace.records import (
 from crosscurrent.trace.sites import Place, Sites
 
 _new: Any = tuple.__new__
-_DEFAULT_STREAM = 0
+DEFAULT_STREAM = 0
 
 
 class Environment(Protocol):
@@ -247,7 +247,7 @@ class Recorder:
         elif fresh:
             lane = self._current_lane if device == self._lane_device else self.lane(device)
         else:
-            lane = self.lane(device, _DEFAULT_STREAM)
+            lane = self.lane(device, DEFAULT_STREAM)
         index = self._index
         self._index = index + 1
         self._sink(_new(Alloc, (index, number, lane, nbytes, memory, self.site, fresh)))

@@ -6,12 +6,12 @@ and declared accesses. Streams are ``(device, stream)`` pairs and events any has
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from torch import Tensor
 
 from crosscurrent.trace.memory import Block
-from crosscurrent.trace.recorder import Captured, Recorder
+from crosscurrent.trace.recorder import DEFAULT_STREAM, Captured, Environment, Recorder
 from crosscurrent.trace.records import (
     HOST,
     NO_EVENT,
@@ -19,7 +19,9 @@ from crosscurrent.trace.records import (
     Alloc,
     Free,
     HostWait,
+    MemoryKind,
     Op,
+    Record,
     RecordEvent,
     Region,
     Unknown,
@@ -30,6 +32,12 @@ from crosscurrent.trace.records import (
 
 class SyncTaps(Recorder):
     """The taps that are not about ops. All may be called from any thread."""
+
+    def __init__(
+        self, environment: Environment, sinks: Sequence[Callable[[Record], None]], *, full_stack: bool = False
+    ) -> None:
+        super().__init__(environment, sinks, full_stack=full_stack)
+        self._pools: dict[Hashable, int] = {}
 
     # -- synchronization ---------------------------------------------------------------------------
 
@@ -136,12 +144,37 @@ class SyncTaps(Recorder):
                 block.private = block.private or block.index in made
             return tuple(record for record in captured if isinstance(record, Op))
 
-    def replayed(self, captured: Captured, device: int) -> None:
-        """A graph was launched: its accesses, in the order of their capture, on the current stream."""
+    def replayed(self, captured: Captured, device: int, after: int | None = None) -> int:
+        """A graph was launched: its accesses, in the order of their capture, on the current stream.
+
+        Gives the number of this launch, to be passed on as ``after`` by the next one of the same graph:
+        CUDA orders a launch after the previous launches of the same executable graph.
+        """
         with self._lock:
             self.begin()
+            if after is not None:
+                self.put(WaitEvent, self.lane(device), after, self.site, "graph")
+                self.drop_event(after)
             for op in captured:
                 self.put(Op, self.lane(device), op.name, op.site, op.accesses)
+            return self.record_event(self.lane(device), "graph")
+
+    def pool_used(self, pool: Hashable, device: int) -> None:
+        """A graph is launched whose memory pool it shares with other graphs.
+
+        What is free in the pool after one capture serves the next, so that launches of two such graphs
+        write to the same memory. One byte stands for all of it.
+        """
+        with self._lock:
+            self.begin()
+            number = self._pools.get(pool)
+            if number is None:
+                number = self._pools[pool] = self._num_blocks
+                self._num_blocks = number + 1
+                owner = self.lane(device, DEFAULT_STREAM)
+                self.put(Alloc, number, owner, 1, MemoryKind.DEVICE, self.site, False)
+            access = Access(number, Region(0, 1, 1), True, (1,), "uint8")
+            self.put(Op, self.lane(device), "graph memory pool", self.site, (access,))
 
     # -- accesses that are no ops --------------------------------------------------------------------
 

@@ -55,6 +55,9 @@ class Listener:
     def unknown(self, name: str, reason: str) -> None:
         self.heard.append(("unknown", name))
 
+    def pool_used(self, pool: Any, device: int) -> None:
+        self.heard.append(("pool", device))
+
     def looked_at(self, tensor: Any, name: str) -> None:
         self.heard.append(("looked at", name))
 

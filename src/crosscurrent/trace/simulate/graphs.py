@@ -10,11 +10,15 @@ each replay, and never at capture.
 Streams that join a capture, by waiting for an event of it, become branches of the graph. Each branch gets
 a lane of its own, which nothing outside of the graph can be ordered with. The stream that was captured
 first becomes the replaying stream. A graph starts only after its previous launch is done.
+
+Here every graph has memory of its own. Where graphs share a pool on a GPU, what one has freed serves the
+next; so that launches of them which nothing orders are seen, each tells tracers that it uses the pool.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
 
 _pools = itertools.count(1)
 _branches = itertools.count(1)
+_captures_in: Counter[tuple[int, int]] = Counter()
+"""Captures by memory pool."""
 _NOTHING_TO_DO = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 
 
@@ -73,6 +79,7 @@ class GraphMethods:
         if queue.capture is not None:
             raise torch.AcceleratorError("CUDA error: this stream is being captured already")
         self._pool = pool if pool is not None else self._pool
+        _captures_in[self._pool] += 1
         self._capture = Capture(simulation, queue)
         self._capture.begin()
         simulation.attend(+1)
@@ -114,6 +121,9 @@ class GraphMethods:
         here = thread.current[capture.origin.device]
         if self._finished is not None:
             simulation.wait_internal(self._finished, here, "graph")
+        if _captures_in[self._pool] > 1:
+            for tracer in simulation.tracers:
+                tracer.pool_used(self._pool, here.device)
         events: dict[int, Event] = {}
         outer = list(thread.current)
         try:

@@ -58,6 +58,10 @@ class Taps(Protocol):
         """``tensor.record_stream`` was called."""
         ...
 
+    def pool_used(self, pool: Hashable, device: int) -> None:
+        """A graph is launched that shares its memory pool with other graphs."""
+        ...
+
     def unknown(self, name: str, reason: str) -> None:
         """Something that cannot be followed."""
         ...

@@ -156,5 +156,6 @@ def test_an_interrupt_shows_what_is_known(
     assert main(["verify", "--layers", "exactness", "--json", "out.json"]) == 130
     said = capsys.readouterr()
     assert "60 gradients" in said.out
+    assert "exactness: 1 held" in said.out  # and not what it claims when all of them held
     assert "3 of 4 questions were not answered" in said.err
     assert not Path("out.json").exists()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
 from crosscurrent.cli.arguments import command_parser
-from crosscurrent.cli.console import say
+from crosscurrent.cli.console import progress, say
 from crosscurrent.cli.exits import ExitCode, WrongUseError, as_wrong_use
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from crosscurrent.schedules import Exploration, Program, Strategy
+    from crosscurrent.schedules.strategies import Proposal, Space
 
 _ELEMENTS = 4
 """Elements shown of each value."""
@@ -73,10 +75,35 @@ def run(arguments: Namespace) -> int:
         code = _program_order(program)
         if code is not ExitCode.GOOD or not strategies:
             return code
-        return _tell_all(spread(program, strategies, engine, limit=_limit(arguments)))
+        with progress() as bar:
+            # How many there are is known only to who asks for them; other processes ask by themselves.
+            task = bar.add_task("schedules", total=None)
+            counted = [_Counted(each, lambda: bar.advance(task)) for each in strategies]
+            here = arguments.engine == "serial"
+            found = spread(program, counted if here else strategies, engine, limit=_limit(arguments))
+        return _tell_all(found)
     finally:
         if isinstance(engine, RayCluster):
             engine.close()
+
+
+class _Counted:
+    """A strategy of which each proposal is counted."""
+
+    def __init__(self, strategy: Strategy, count: Callable[[], None]) -> None:
+        self._strategy = strategy
+        self._count = count
+
+    @property
+    def exhausts(self) -> bool:
+        """As the strategy says."""
+        return self._strategy.exhausts
+
+    def proposals(self, space: Space) -> Iterator[Proposal]:
+        """Those of the strategy."""
+        for proposal in self._strategy.proposals(space):
+            self._count()
+            yield proposal
 
 
 def _one(program: Program, text: str) -> ExitCode:

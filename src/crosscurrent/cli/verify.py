@@ -92,7 +92,7 @@ def run(arguments: Namespace) -> int:
     order = [layer.name for layer in layers]
     results.sort(key=lambda each: (order.index(each.layer), chosen.index(each.scenario)))
     if interrupted:
-        _show(results, cuda)
+        _show(results, cuda, complete=False)
         left = len(layers) * len(chosen) - len(results)
         sys.stderr.write(f"interrupted; {left} of {len(layers) * len(chosen)} questions were not answered\n")
         return ExitCode.INTERRUPTED
@@ -156,7 +156,7 @@ def _command(arguments: Namespace) -> str:
     return shlex.join(words)
 
 
-def _show(results: list[Result], cuda: Cuda) -> None:
+def _show(results: list[Result], cuda: Cuda, *, complete: bool = True) -> None:
     from crosscurrent.suite import LAYERS
     from crosscurrent.suite.layer import Verdict
 
@@ -181,7 +181,7 @@ def _show(results: list[Result], cuda: Cuda) -> None:
     _show_mutants(results)
     for layer in LAYERS:
         verdicts = [result.outcome.verdict for result in results if result.layer == layer.name]
-        if verdicts and all(verdict is Verdict.HELD for verdict in verdicts):
+        if complete and verdicts and all(verdict is Verdict.HELD for verdict in verdicts):
             say(f"{layer.name}: {layer.claim}")
         elif verdicts:
             counts = {verdict: verdicts.count(verdict) for verdict in Verdict}

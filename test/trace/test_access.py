@@ -34,6 +34,10 @@ def uses(func: Any) -> dict[str, int]:
         (aten._foreach_zero_.default, {"self": W | M}),
         (aten._foreach_copy_.default, {"self": W | M, "src": R | M}),
         (aten.native_layer_norm.default, {"input": R, "weight": R, "bias": R}),
+        (
+            aten.batch_norm_gather_stats_with_counts.default,
+            {"input": R, "mean": R, "invstd": R, "running_mean": U, "running_var": U, "counts": R},
+        ),
         (aten.ones_like.default, {}),
         (aten.new_full.default, {}),
         (aten.resize_as_.default, {"self": U}),

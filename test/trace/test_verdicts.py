@@ -668,6 +668,40 @@ def running_statistics_in_inference_mode(fixed: bool) -> None:
     norm.running_mean.sin()
 
 
+def _statistics(normalize: Callable[[Tensor, Tensor, Tensor], Any]) -> Program:
+    def program(fixed: bool) -> None:
+        mean, variance, x = device(0.0, 4), device(1.0, 4), device(1.0, 2, 4)
+        a = side()
+        with on(a):
+            normalize(x, mean, variance)
+        if fixed:
+            main().wait_stream(a)
+        mean.sin()
+        torch.cuda.synchronize()
+
+    return program
+
+
+def _normalize_into(x: Tensor, mean: Tensor, variance: Tensor) -> None:
+    out, saved, inverse = torch.empty_like(x), device(0.0, 4), device(0.0, 4)
+    torch.ops.aten.native_batch_norm.out(
+        x, None, None, mean, variance, True, 0.1, 1e-5, out=out, save_mean=saved, save_invstd=inverse
+    )
+
+
+for _name, _op, _normalize in (
+    ("an_out_variant", "native_batch_norm", _normalize_into),
+    (
+        "the_update_alone",
+        "batch_norm_update_stats",
+        lambda x, mean, variance: torch.batch_norm_update_stats(x, mean, variance, 0.1),
+    ),
+):
+    _program = _statistics(_normalize)
+    _program.__name__ = f"running_statistics_of_{_name}"
+    twin("read-after-write", _op, "sin")(_program)
+
+
 @twin("read-after-write", "copy_", "sum")
 def number_of_repeats_in_inference_mode(fixed: bool) -> None:
     """The host waits for repeats that are a tensor, not for a number that it knows."""

@@ -132,6 +132,8 @@ _INDEX = _names(
 _RESIZE = _names("resize_ resize_as_")
 _PIN = _names("pin_memory _pin_memory")
 _BATCH_NORM = _names("native_batch_norm cudnn_batch_norm miopen_batch_norm")
+# These update running statistics whenever they are given some.
+_STATISTICS = _names("batch_norm_update_stats batch_norm_gather_stats batch_norm_gather_stats_with_counts")
 _KINDS = {
     "copy_": Kind.COPY,
     "_to_copy": Kind.TO_COPY,
@@ -206,7 +208,8 @@ def _use(argument: Any, base: str) -> int:
     many = Use.MANY if "List" in kind or "[]" in kind else Use.NOTHING
     alias = argument.alias_info
     if alias is None or not alias.is_write:
-        return Use.READ | many
+        updated = base in _STATISTICS and argument.name in ("running_mean", "running_var")
+        return Use.UPDATE if updated else Use.READ | many
     overwritten = argument.is_out or base in _OVERWRITES
     return (Use.WRITE if overwritten else Use.UPDATE) | many
 
@@ -215,6 +218,8 @@ def _kind(schema: Any, base: str, positional: tuple[int, ...]) -> Kind:
     if any(argument.is_out for argument in schema.arguments):
         if base in _EMPTY:
             return Kind.EMPTY
+        if base in _BATCH_NORM:
+            return Kind.BATCH_NORM
         return Kind.INDEX if base in _INDEX else Kind.WAITS if base in _WAITS else Kind.PLAIN
     if base in _KINDS:
         return _KINDS[base]

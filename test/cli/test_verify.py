@@ -105,6 +105,8 @@ def test_page_and_trace_show_the_layers_and_what_the_race_layer_saw() -> None:
     page = Path("out.html").read_text(encoding="utf-8")
     assert "Of 4 questions about the long-context gradient: 4 held." in page
     assert "no race on 4 lanes" in page
+    assert "<h1>All held</h1>" in page
+    assert "The host waited nowhere" not in page  # nobody counted
     assert "The timeline is that of lastrec, default." in page
     assert len(json.loads(Path("out.pf").read_text(encoding="utf-8"))["traceEvents"]) > 1000
     # By several processes, and yet in the order of one.

@@ -107,7 +107,7 @@ class Results:
             sections.append(
                 Section(title="Failures", columns=columns, rows=details, good=tuple(False for _ in details))
             )
-        verdicts = {"failed": Verdict.FAILED, "held": Verdict.RACE_FREE, "no verdict": Verdict.NO_VERDICT}
+        verdicts = {"failed": Verdict.FAILED, "held": Verdict.HELD, "no verdict": Verdict.NO_VERDICT}
         simulated = self.cuda is not self.cuda.REAL
         held = f"{self.sentence}: {self.claim}."
         return Report(

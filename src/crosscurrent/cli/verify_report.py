@@ -27,7 +27,7 @@ def as_report(results: Sequence[Result], cuda: Cuda, verdict: Verdict, command: 
     return document.Report(
         title="the long-context gradient",
         verdict={
-            Verdict.HELD: document.Verdict.RACE_FREE,
+            Verdict.HELD: document.Verdict.HELD,
             Verdict.FAILED: document.Verdict.FAILED,
             Verdict.NOT_RUN: document.Verdict.NO_VERDICT,
         }[verdict],

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
 
 class Verdict(Enum):
-    """What was found out. Only the first is good news."""
+    """What was found out. Only the first two are good news."""
 
     RACE_FREE = "no race"
+    HELD = "held"
+    """Everything that was asked held. Whether races were looked for depends on what was asked."""
+
     RACES = "races"
     FAILED = "failed"
     """Something else than a race is wrong: a layer of ``verify``, a mutant that survived."""
@@ -126,6 +129,7 @@ class Report:
             return "Nothing to hide" if share is None else f"{percent(share)} of the transfers hidden"
         return {
             Verdict.RACE_FREE: "No race",
+            Verdict.HELD: "All held",
             Verdict.FAILED: "Failed",
             Verdict.NO_VERDICT: "No verdict",
         }[self.verdict]

@@ -184,7 +184,7 @@ def _why(item: Advice) -> str:
 
 def _verdict(report: Report) -> Text:
     bad = bool(report.findings) or report.verdict in (Verdict.RACES, Verdict.FAILED)
-    styles = {Verdict.RACE_FREE: "bold green", Verdict.MEASURED: "bold"}
+    styles = {Verdict.RACE_FREE: "bold green", Verdict.HELD: "bold green", Verdict.MEASURED: "bold"}
     style = "bold red" if bad else styles.get(report.verdict, "bold yellow")
     text = Text(report.headline.lower(), style)
     text.append(f" in {report.title}" + (" (simulated CUDA)" if report.simulated else ""), "default")

@@ -64,12 +64,18 @@ def render(report: Report) -> str:
 
 
 def _races(report: Report) -> list[Child]:
-    return [findings(report), sections(report), host_waits(report), advice(report), unknown(report)]
+    said: list[Child] = [findings(report), sections(report)]
+    # What ran many times has tables of its own; that it says nothing of waits does not mean there were none.
+    if report.host_waits or not report.sections:
+        said.append(host_waits(report))
+    if report.advice is not None or not report.sections:
+        said.append(advice(report))
+    return [*said, unknown(report)]
 
 
 def _verdict(report: Report) -> Markup:
     bad = bool(report.findings) or report.verdict in (Verdict.RACES, Verdict.FAILED)
-    moods = {Verdict.RACE_FREE: "good", Verdict.MEASURED: "measured"}
+    moods = {Verdict.RACE_FREE: "good", Verdict.HELD: "good", Verdict.MEASURED: "measured"}
     mood = "bad" if bad else moods.get(report.verdict, "unsure")
     mark = {"bad": "\u2717", "good": "\u2713", "unsure": "?", "measured": "%"}[mood]
     return element(
@@ -106,10 +112,11 @@ def _measured(report: Report) -> list[tuple[str, str]]:
 
 def _counted(report: Report) -> list[tuple[str, str]]:
     waits = sum(wait.times for wait in report.host_waits if wait.kind != "query")
-    facts = [
-        (f"{len(report.findings)}", "missing edge" + "s" * (len(report.findings) != 1)),
-        (f"{waits:,}", "host wait" + "s" * (waits != 1)),
-    ]
+    facts = []
+    if report.findings or not report.sections:
+        facts.append((f"{len(report.findings)}", "missing edge" + "s" * (len(report.findings) != 1)))
+    if report.host_waits or not report.sections:
+        facts.append((f"{waits:,}", "host wait" + "s" * (waits != 1)))
     if report.info.lanes:
         facts.append((f"{len(report.info.lanes)}", "lanes"))
     if report.unknown:

@@ -28,6 +28,7 @@ def aliases() -> list[tuple[Any, str, Callable[[Any], Any]]]:
         (np, "asarray", _as_array),
         (np, "ascontiguousarray", _as_array),
         (np, "array", _array),
+        (np, "frombuffer", _from_buffer),
     ]
 
 
@@ -110,3 +111,15 @@ def _array(before: Any) -> Any:
         )
 
     return array
+
+
+def _from_buffer(before: Any) -> Any:
+    @wraps(before)
+    def from_buffer(buffer: Any, *args: Any, **kwargs: Any) -> Any:
+        made = before(buffer, *args, **kwargs)
+        source = _source(buffer)
+        if source is None or source._memory is None:
+            return made
+        return watched(made, source._memory.tensor, source._memory.listeners)
+
+    return from_buffer

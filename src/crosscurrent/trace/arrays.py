@@ -4,9 +4,9 @@
 watched program gets an ``ndarray`` of this subclass: views of it stay watched and touch nothing; indexing,
 assignment, ufuncs, NumPy's functions and methods are reads and writes of exactly the bytes that they name.
 
-What cannot be seen: access through the buffer protocol (``memoryview(array)``, ``np.frombuffer(array)``),
-by C code, or through the array's address. Tensors made of an array are followed by ``aliases``. Handing out
-the array in the first place counts as a read of all of it, so that a missing wait shows at that moment.
+What cannot be seen: access through the buffer protocol (``memoryview(array)``), by C code, or through the
+array's address. Tensors made of an array are followed by ``aliases``. Handing out the array in the
+first place counts as a read of all of it, so that a missing wait shows at that moment.
 """
 
 from __future__ import annotations

@@ -181,6 +181,12 @@ def test_a_forked_child_may_become_another_program() -> None:
     assert (finished.returncode, finished.stdout) == (0, "5\n"), finished.stderr
 
 
+def test_a_program_that_closes_its_output_keeps_its_verdict() -> None:
+    finished = _run(FIXED + "import sys\nsys.stdout.close()\n")
+    assert finished.returncode == 0, finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
 def test_races_of_a_thread_that_outlives_the_script_are_seen() -> None:
     body = "\n".join(f"    {line}" for line in RACY.splitlines()[1:])
     source = f"import threading, torch\ndef work():\n{body}\nthreading.Thread(target=work).start()\n"

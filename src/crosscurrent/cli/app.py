@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     try:
         code = _main(argv)
-        sys.stdout.flush()
+        if not sys.stdout.closed:  # which a script that was checked may have done
+            sys.stdout.flush()
         return code
     except BrokenPipeError:
         # Else Python would try to write the rest once more when it ends, and complain.

@@ -18,7 +18,7 @@ from crosscurrent.cli.console import error_output
 from crosscurrent.cli.exits import ExitCode, WrongUseError
 from crosscurrent.cli.files import result_files, write_json
 from crosscurrent.cli.proof import Proof, proof_as_json
-from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script
+from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script, flush_output
 from crosscurrent.cli.script import run as run_script
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _show(report: Report, ending: Ending, files: _Files, remarks: Sequence[str])
         perfetto.write(report, files.perfetto)
     elif files.perfetto is not None:
         remarks = [*remarks, f"nothing was written to {files.perfetto}: the program did nothing to be seen"]
-    sys.stdout.flush()
+    flush_output()
     text.show(report, error_output())
     for remark in remarks:
         sys.stderr.write(f"\n{remark}\n")

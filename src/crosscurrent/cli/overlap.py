@@ -17,7 +17,7 @@ from crosscurrent.cli.arguments import command_parser
 from crosscurrent.cli.console import error_output
 from crosscurrent.cli.exits import ExitCode, WrongUseError
 from crosscurrent.cli.files import result_files, write_json
-from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script
+from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script, flush_output
 from crosscurrent.cli.script import run as run_script
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _show(overlap: Overlap, arguments: Namespace, ending: Ending, files: _Files,
         write_json(files.json, _as_json(overlap, arguments, ending, code))
     if files.html is not None:
         html.write(report, files.html)
-    sys.stdout.flush()
+    flush_output()
     text.show(report, error_output())
     if ending.failed:
         what = ending.error or f"exit status {ending.status}"

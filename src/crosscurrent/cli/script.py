@@ -148,9 +148,15 @@ def _ending_of(end: SystemExit) -> Ending:
     return Ending(status=1, error=str(end.code))
 
 
+def flush_output() -> None:
+    """Write out what the script printed, before anything else is said; it may have closed its output."""
+    if not sys.stdout.closed:
+        sys.stdout.flush()
+
+
 def _print_traceback(error: BaseException) -> None:
     """Print what Python would have printed: the script's own frames only."""
-    sys.stdout.flush()
+    flush_output()
     traceback.print_exception(type(error), error, _without_runner(error.__traceback__))
 
 

@@ -40,6 +40,7 @@ def test_all_that_is_asked_held() -> None:
         )
     ]
     assert finished.stdout.count("held") == 4
+    assert finished.stdout.isascii()
     assert "exactness: loss and gradients agree with plain autograd" in finished.stdout
     document = _json()
     assert (document["format"], document["version"]) == ("crosscurrent verify", 1)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
+from rich.box import HEAVY_HEAD
 from rich.table import Table
 
 from crosscurrent.cli.arguments import command_parser
@@ -157,11 +158,14 @@ def _command(arguments: Namespace) -> str:
 
 
 def _show(results: list[Result], cuda: Cuda, *, complete: bool = True) -> None:
+    from crosscurrent.report.text import is_plain
     from crosscurrent.suite import LAYERS
     from crosscurrent.suite.layer import Verdict
 
     styles = {Verdict.HELD: "green", Verdict.FAILED: "bold red", Verdict.NOT_RUN: "yellow"}
-    table = Table(show_edge=False, pad_edge=False)
+    console = output()
+    # Lines are for terminals: elsewhere somebody may cut columns out of it.
+    table = Table(show_edge=False, pad_edge=False, box=None if is_plain(console) else HEAVY_HEAD)
     for column in ("layer", "scenario", "verdict"):
         table.add_column(column, no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
@@ -175,7 +179,6 @@ def _show(results: list[Result], cuda: Cuda, *, complete: bool = True) -> None:
             f"{result.seconds:.1f} s",
             _plain(result.outcome.detail),
         )
-    console = output()
     console.print(table)
     console.print()
     _show_mutants(results)

@@ -338,6 +338,15 @@ def copy_to_cpu_that_nobody_waits_for(fixed: bool) -> None:
     host.mul(2)
 
 
+@twin("read-after-write", "copy_", "sum")
+def shape_without_content(fixed: bool) -> None:
+    """A copy to the meta device moves nothing: nobody waits for it."""
+    x, host = device(1.0), pinned()
+    host.copy_(x, non_blocking=True)
+    x.to("cpu" if fixed else "meta")
+    host.sum()
+
+
 @twin("read-after-write", "_foreach_copy_", "mul")
 def foreach_copy(fixed: bool) -> None:
     hosts, xs = [pinned(), pinned()], [device(1.0), device(2.0)]

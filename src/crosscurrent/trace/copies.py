@@ -48,6 +48,8 @@ def copy(tracer: Tracer, name: str, target: Any, source: Any, non_blocking: bool
     """``target.copy_(source, non_blocking)``, which has run."""
     if not isinstance(target, Tensor) or not isinstance(source, Tensor) or target.numel() == 0:
         return
+    if target.is_meta or source.is_meta:
+        return  # a shape without content, which autograd asks for at times
     this = _Copy(tracer, name, target, source, bool(non_blocking))
     to, from_ = this.target_block, this.source_block
     to_device = to.device if to is not None and to.on_device else None

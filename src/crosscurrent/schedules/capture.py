@@ -14,6 +14,7 @@ from crosscurrent.schedules.compiled import flat, same_values
 from crosscurrent.schedules.program import View
 from crosscurrent.trace.access import Signature, Use
 from crosscurrent.trace.recorder import Recorder
+from crosscurrent.trace.simulate import active
 
 __all__ = [
     "Before",
@@ -21,6 +22,7 @@ __all__ = [
     "bytes_of",
     "convert",
     "flat",
+    "has_real_cuda",
     "is_real_cuda",
     "kept",
     "quiet",
@@ -31,9 +33,6 @@ __all__ = [
     "written",
 ]
 
-# Simulated CUDA says "cuda" of CPU memory. It refuses to work on a build of PyTorch with CUDA.
-# Not torch.backends.cuda.is_built(): this may first be imported while CUDA is simulated.
-CAN_BE_CUDA = torch.version.cuda is not None or torch.version.hip is not None
 _CPU = torch.device("cpu")
 
 
@@ -85,9 +84,14 @@ class quiet:  # noqa: N801 (used like a function)
             self._modes.__exit__(*error)
 
 
+def has_real_cuda() -> bool:
+    """Whether there is a real device. A simulation calls CPU memory "cuda", and works beside no real one."""
+    return active() is None and torch.cuda.is_available()
+
+
 def is_real_cuda(tensor: Tensor) -> bool:
     """Whether a tensor lies on a real device, whatever a simulation says."""
-    return CAN_BE_CUDA and tensor.is_cuda
+    return active() is None and tensor.is_cuda
 
 
 def kept(tensor: Tensor) -> Tensor:
@@ -102,7 +106,7 @@ def kept(tensor: Tensor) -> Tensor:
 
 def bytes_of(storage: torch.UntypedStorage) -> Tensor:
     """All bytes of a storage, as they lie."""
-    device = storage.device if CAN_BE_CUDA else _CPU
+    device = storage.device if active() is None else _CPU
     empty = torch.ops.aten.empty.memory_format([0], dtype=torch.uint8, device=device)
     view: Tensor = empty.set_(storage, 0, (storage.nbytes(),), (1,))
     return view

@@ -23,7 +23,7 @@ from torch import Tensor
 from crosscurrent.errors import WrongUseError
 from crosscurrent.races.findings import Finding
 from crosscurrent.races.watch import Watch, watch
-from crosscurrent.schedules.capture import CAN_BE_CUDA, quiet
+from crosscurrent.schedules.capture import has_real_cuda, quiet
 from crosscurrent.schedules.errors import NotReplayableError
 from crosscurrent.schedules.program import Program
 from crosscurrent.schedules.recording import Keeper, keep_values
@@ -63,7 +63,7 @@ class Proving:
         Call it last, inside of the context. What has no name is told by the line that allocated it.
         """
         keeper = self._entered()
-        if CAN_BE_CUDA and torch.cuda.is_available():
+        if has_real_cuda():
             with quiet(self.watch.tracer):
                 torch.cuda.synchronize()  # ours, not the program's: the watch is not to take it for an edge
         keeper.name(values)

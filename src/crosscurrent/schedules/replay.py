@@ -74,7 +74,7 @@ class Replayer:
         self, program: Program, reuse: Sequence[Reuse] = (), *, settled: dict[int, list[int]] | None = None
     ) -> None:
         """``settled`` remembers how ops are best run, for further replayers of the same program."""
-        if program.device == "cuda" and not (capture.CAN_BE_CUDA and torch.cuda.is_available()):
+        if program.device == "cuda" and not capture.has_real_cuda():
             raise NotReplayableError(
                 "the program was recorded on a GPU, and this machine has none: replay it on one, or record "
                 "it under crosscurrent.simulate()"
@@ -136,7 +136,9 @@ class Replayer:
             wrong = []
             for name, view in self._values.named():
                 recorded = self.program.recorded.get(name)
-                if recorded is not None and not same_values(self._arena.view(view).to(recorded.device), recorded):
+                if recorded is not None and not same_values(
+                    self._arena.view(view).to(recorded.device), recorded
+                ):
                     wrong.append(name)
             return tuple(wrong)
 

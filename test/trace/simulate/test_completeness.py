@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from crosscurrent.trace.simulate import Simulation
-from crosscurrent.trace.simulate.refusals import HARMLESS, SIMULATED
+from crosscurrent.trace.simulate.refusals import HARMLESS, SETTINGS, SIMULATED
 
 _TENSORS = {name for name in dir(torch.cuda) if name.endswith("Tensor")}
 
@@ -93,8 +93,8 @@ def test_simulated_functions_can_be_called(name: str, simulation: Simulation) ->
 def test_the_lists_name_what_exists() -> None:
     names = set(dir(torch.cuda))
     known = SIMULATED | HARMLESS
-    # ``comm`` is a submodule, which is there once something has imported it.
-    assert known - names <= {"comm"}
+    # ``comm`` is a submodule, which is there once something has imported it; ``platform`` came with 2.13.
+    assert known - names <= {"comm", "platform"}
     assert not SIMULATED & HARMLESS
     values = [getattr(torch.cuda, name) for name in HARMLESS & names]
     functions = [value for value in values if isinstance(value, types.FunctionType)]
@@ -119,6 +119,17 @@ def test_the_lists_name_what_exists() -> None:
 def test_refusals_inside_modules(simulation: Simulation, call: Any, name: str) -> None:
     with pytest.raises(NotImplementedError, match=name):
         call()
+
+
+@pytest.mark.simulation
+def test_no_cpp_function_of_a_build_with_cuda_is_left(simulation: Simulation) -> None:
+    """All but settings are replaced or refused. A CPU build has none of them to begin with."""
+    real = {
+        name
+        for name, value in vars(torch._C).items()
+        if name.startswith("_cuda_") and isinstance(value, types.BuiltinFunctionType)
+    }
+    assert real <= SETTINGS
 
 
 @pytest.mark.simulation

@@ -55,6 +55,7 @@ def cuda_bindings(simulation: Simulation) -> dict[str, object]:
     """Replacements for the functions ``torch._C._cuda_...``."""
     return {
         "_has_cuda": True,
+        "_has_cudnn": False,  # nothing asks it for a recurrent layer, say: that runs on the CPU
         **_devices(simulation),
         **_streams(simulation),
         **_allocator(simulation),

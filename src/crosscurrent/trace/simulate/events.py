@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from crosscurrent.trace.simulate.cpp_classes import blank
 from crosscurrent.trace.simulate.current import running
 from crosscurrent.trace.simulate.queues import Queue
 
@@ -24,7 +25,7 @@ class EventMethods:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         running()
-        self = object.__new__(cls)
+        self = blank(cls)
         self._prepare(*args, **kwargs)
         return self
 

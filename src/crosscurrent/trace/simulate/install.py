@@ -15,9 +15,10 @@ from crosscurrent.trace.simulate import events, generators, graphs, streams
 from crosscurrent.trace.simulate.autocast import patch_autocast
 from crosscurrent.trace.simulate.autograd import patch_functions
 from crosscurrent.trace.simulate.bindings import DeviceProperties, cuda_bindings
+from crosscurrent.trace.simulate.cpp_classes import install_classes
 from crosscurrent.trace.simulate.engine import Engine
 from crosscurrent.trace.simulate.factories import patch_factories, replace_builtin
-from crosscurrent.trace.simulate.refusals import refuse, refuse_the_rest
+from crosscurrent.trace.simulate.refusals import refuse, refuse_bindings, refuse_the_rest
 from crosscurrent.trace.simulate.storages import storage_methods
 from crosscurrent.trace.simulate.tensor_makers import maker_methods
 from crosscurrent.trace.simulate.tensors import tensor_methods
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 def install(simulation: Simulation, patches: Patches) -> None:
     """Replace everything that the simulation replaces. ``patches`` knows the way back."""
     _install_classes(patches)
+    refuse_bindings(patches)
     bindings = cuda_bindings(simulation)
     patches.update(torch._C, bindings)
     for name in ("_cuda_isCurrentStreamCapturing", "_graph_pool_handle"):
@@ -53,11 +55,7 @@ def install(simulation: Simulation, patches: Patches) -> None:
 
 
 def _install_classes(patches: Patches) -> None:
-    patches.update(torch._C._CudaStreamBase, streams.methods_of(streams.StreamMethods))
-    patches.update(torch._C._CudaEventBase, streams.methods_of(events.EventMethods))
-    patches.update(torch._C._CUDAGraph, streams.methods_of(graphs.GraphMethods))
-    # The Python class would make the wait from a record and a wait of its own: one call, one name.
-    patches.set(torch.cuda.Stream, "wait_stream", streams.StreamMethods.wait_stream)
+    install_classes(patches, streams.StreamMethods, events.EventMethods, graphs.GraphMethods)
     for module in (torch, torch._C):
         patches.set(module, "Stream", streams.Stream)
         patches.set(module, "Event", streams.Event)

@@ -71,6 +71,12 @@ _BINDINGS = (
 )
 """C++ functions behind ``torch.nn.parallel`` and ``torch.cuda.comm``."""
 
+SETTINGS = {
+    "_cuda_clearCublasWorkspaces", "_cuda_get_conv_benchmark_empty_cache", "_cuda_get_cudnn_benchmark_limit",
+    "_cuda_isHistoryEnabled", "_cuda_set_cudnn_benchmark_limit",
+}  # fmt: skip
+"""C++ functions of a build with CUDA that ask no device."""
+
 _TENSORS = {
     "BFloat16": torch.bfloat16, "Bool": torch.bool, "Byte": torch.uint8, "Char": torch.int8,
     "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "Int": torch.int32,
@@ -89,6 +95,13 @@ def refuse(name: str) -> Any:
 
     Refused.__name__ = Refused.__qualname__ = name.rpartition(".")[2]
     return Refused
+
+
+def refuse_bindings(patches: Patches) -> None:
+    """Refuse all C++ functions behind ``torch.cuda``, of which a CPU build has none; some come back after."""
+    for name, value in list(vars(torch._C).items()):
+        if name.startswith("_cuda_") and name not in SETTINGS and not isinstance(value, type):
+            patches.set(torch._C, name, refuse(f"torch._C.{name}"))
 
 
 def refuse_the_rest(simulation: Simulation, patches: Patches) -> None:

@@ -38,7 +38,7 @@ def simulate(devices: int = 1, *, capacity: int = DEFAULT_CAPACITY) -> Simulatio
 
     ``devices`` is the number of simulated devices, ``capacity`` the bytes of memory of each. Programs run
     unchanged and in program order, on CPU memory. Raises ``RuntimeError`` where a real CUDA device can be
-    used, or when a simulation is active already.
+    used, unless ``CUDA_VISIBLE_DEVICES=`` hides it, or when a simulation is active already.
     """
     return Simulation(devices, capacity)
 
@@ -280,9 +280,16 @@ def _refuse_real_cuda() -> None:
             "CUDA is in use in this process: simulate() would mix real and simulated devices. "
             "Leave simulate() out here, or simulate in a process of its own."
         )
-    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+    num_devices = _num_real_devices()
+    if num_devices:
         raise RuntimeError(
-            "this build of PyTorch has real CUDA support, which simulate() cannot replace safely. Leave "
-            "simulate() out, or install a CPU build (pip install torch --index-url "
-            "https://download.pytorch.org/whl/cpu)."
+            f"this process can use {num_devices} real CUDA device(s), which simulate() would mix with "
+            "simulated ones. Leave simulate() out, or hide them: start the process with "
+            "CUDA_VISIBLE_DEVICES= (an empty list) in its environment."
         )
+
+
+def _num_real_devices() -> int:
+    """How many devices this process can use now or later: the CUDA runtime lists them once per process."""
+    count = vars(torch._C).get("_cuda_getDeviceCount")  # a CPU build has none
+    return 0 if count is None else int(count())

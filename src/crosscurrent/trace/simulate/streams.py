@@ -1,9 +1,4 @@
-"""Streams: the methods behind ``torch.cuda.Stream`` and ``torch.Stream``, and the generic classes.
-
-On a CPU build the classes of ``torch.cuda`` derive from empty stand-ins of the C++ classes. A simulation
-fills the stand-ins with the methods below, so that the classes themselves stay the same objects and
-``from torch.cuda import Stream`` works however early it was written.
-"""
+"""Streams: the methods behind ``torch.cuda.Stream`` and ``torch.Stream``, and the generic classes."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from crosscurrent.trace.simulate.clock import QUERY
+from crosscurrent.trace.simulate.cpp_classes import blank
 from crosscurrent.trace.simulate.current import running
 from crosscurrent.trace.simulate.events import EventMethods
 from crosscurrent.trace.simulate.queues import HIGHEST_PRIORITY, Queue
@@ -29,7 +25,7 @@ class StreamMethods:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         simulation = running()
-        self = object.__new__(cls)
+        self = blank(cls)
         self._queue = _queue_for(simulation, *args, **kwargs)
         return self
 
@@ -181,12 +177,6 @@ def generic_stream(queue: Queue) -> Any:
 def query_cost(failures: int) -> int:
     """What the next query costs: doubling, so that a loop over ``query`` ends soon whatever it waits for."""
     return QUERY << min(failures, 40)
-
-
-def methods_of(cls: type) -> dict[str, object]:
-    """The attributes of a class that belong onto a stand-in."""
-    left_out = {"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"}
-    return {name: value for name, value in vars(cls).items() if name not in left_out}
 
 
 def _new_event(simulation: Simulation) -> EventMethods:

@@ -1,0 +1,136 @@
+"""The classes of ``torch.cuda`` that are C++ below: ``Stream``, ``Event``, ``CUDAGraph``.
+
+A CPU build of PyTorch has empty stand-ins in the place of the C++ classes, which are filled for the time of
+a simulation. In a build with CUDA the C++ classes cannot be changed, and making a stream or a graph asks the
+driver. There the Python classes on top of them get the methods. Either way the classes stay the same
+objects, so that ``from torch.cuda import Stream`` works however early it was written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from crosscurrent.trace.simulate.current import running
+
+if TYPE_CHECKING:
+    from crosscurrent.trace.simulate.patches import Patches
+
+IN_CPP = issubclass(torch._C._CudaStreamBase, torch.Stream)
+"""Whether this build of PyTorch has the C++ classes (CUDA and ROCm builds), not stand-ins."""
+
+_cpp_event: Any = torch._C._CudaEventBase
+_allocator = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_ssize_t)
+_allocate = _allocator(("PyType_GenericAlloc", ctypes.pythonapi))
+
+_ON_TOP = {"wait_event", "record_event", "__hash__", "__repr__"}
+"""Methods that the Python classes have in terms of the others, if they have them."""
+
+
+def blank(cls: type) -> Any:
+    """An object of a class, of which C++ has initialized nothing.
+
+    ``object.__new__`` refuses classes with a C++ base, and the constructor of streams asks the driver for
+    the current device. An object of zeros is what such a constructor starts from, and its destructor finds
+    nothing to give back.
+    """
+    if not IN_CPP or not issubclass(cls, (torch._C._CudaStreamBase, _cpp_event)):
+        return object.__new__(cls)
+    if issubclass(cls, _cpp_event):
+        return _cpp_event.__new__(cls)  # asks nobody before it is recorded
+    return _allocate(cls, 0)
+
+
+def methods_of(cls: type) -> dict[str, object]:
+    """The attributes of a class that belong onto a stand-in."""
+    left_out = {"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"}
+    return {name: value for name, value in vars(cls).items() if name not in left_out}
+
+
+def install_classes(patches: Patches, streams: type, events: type, graphs: type) -> None:
+    """Give the methods of these three classes to those of ``torch.cuda``."""
+    cuda: Any = torch.cuda
+    if IN_CPP:
+        patches.update(cuda.Stream, _on_python_class(cuda.Stream, methods_of(streams)) | _stream_extras())
+        patches.update(cuda.Event, _on_python_class(cuda.Event, methods_of(events)) | {"__new__": _new_event})
+        patches.update(cuda.CUDAGraph, methods_of(graphs) | {"__new__": _graph_maker(vars(graphs)["_clear"])})
+    else:
+        patches.update(torch._C._CudaStreamBase, methods_of(streams))
+        patches.update(torch._C._CudaEventBase, methods_of(events))
+        patches.update(torch._C._CUDAGraph, methods_of(graphs))
+    # The Python class would make the wait from a record and a wait of its own: one call, one name.
+    patches.set(cuda.Stream, "wait_stream", vars(streams)["wait_stream"])
+
+
+def _on_python_class(cls: type, methods: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in methods.items() if not (name in _ON_TOP and name in vars(cls))}
+
+
+def _stream_extras() -> dict[str, object]:
+    """What the Python class of streams does before it calls C++."""
+    from crosscurrent.trace.simulate.streams import StreamMethods
+
+    def new(cls: Any, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
+        if device is None or ("stream_id" in kwargs and "device_index" in kwargs):
+            return StreamMethods.__new__(cls, priority=priority, **kwargs)
+        with torch.cuda.device(device):
+            return StreamMethods.__new__(cls, priority=priority, **kwargs)
+
+    def equal(self: Any, other: object) -> bool:
+        return isinstance(other, torch.cuda.Stream) and StreamMethods.__eq__(self, other)
+
+    return {"__new__": new, "__eq__": equal}
+
+
+def _new_event(
+    cls: Any,
+    enable_timing: bool = False,
+    blocking: bool = False,
+    interprocess: bool = False,
+    external: bool = False,
+) -> Any:
+    from crosscurrent.trace.simulate.events import EventMethods
+
+    return EventMethods.__new__(
+        cls, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess, external=external
+    )
+
+
+def _stand_in_for_graphs(real: Any) -> type:
+    """A class for graphs: C++ insists on initializing those of its own class.
+
+    Its objects say that they are of the real class, and have the methods which that has at the time.
+    """
+
+    class Graph:
+        __class__ = property(lambda self: real)
+
+        def __getattr__(self, name: str) -> Any:
+            for cls in real.__mro__[:-1]:
+                if name in vars(cls):
+                    value = vars(cls)[name]
+                    return value.__get__(self, real) if hasattr(value, "__get__") else value
+            raise AttributeError(f"'CUDAGraph' object has no attribute {name!r}")
+
+    return Graph
+
+
+def _graph_maker(prepare: Callable[..., None]) -> Callable[..., Any]:
+    real: Any = torch.cuda.CUDAGraph
+    stand_in = _stand_in_for_graphs(real)
+
+    def new(cls: Any, keep_graph: bool = False) -> Any:
+        if cls is not real:
+            raise NotImplementedError(
+                f"simulated CUDA has no subclasses of torch.cuda.CUDAGraph ({cls.__qualname__}) in builds of "
+                "PyTorch with CUDA; use CUDAGraph itself, or a CPU build"
+            )
+        running()
+        graph = stand_in()
+        prepare(graph)
+        return graph
+
+    return new

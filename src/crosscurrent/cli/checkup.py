@@ -114,17 +114,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _cuda() -> Seen:
     import torch
 
+    driver, simulate = shutil.which("nvidia-smi"), "nothing to do: --simulate runs CUDA programs here"
     if torch.version.cuda is None:
         seen = "this torch is built without CUDA"
-        driver = shutil.which("nvidia-smi")
-        advice = "install a build of torch with CUDA to use the GPU" if driver else ""
-        return State.MISSING, seen, advice or "nothing to do: --simulate runs CUDA programs here"
+        return State.MISSING, seen, "install a build of torch with CUDA to use the GPU" if driver else simulate
     if not torch.cuda.is_available():
-        return (
-            State.MISSING,
-            f"torch is built for CUDA {torch.version.cuda}, and finds no device",
-            "look at `nvidia-smi`; or install a CPU build of torch, to simulate",
-        )
+        seen = f"torch is built for CUDA {torch.version.cuda}, and finds no device"
+        return State.MISSING, seen, "look at `nvidia-smi` to use the GPU" if driver else simulate
     names = []
     for device in range(torch.cuda.device_count()):
         if int(torch.ones(2, device=f"cuda:{device}").sum().item()) != 2:
@@ -155,11 +151,11 @@ assert not seen.findings, f"no race was to be found, got {seen.findings}"
 def _simulation() -> Seen:
     import torch
 
-    if torch.version.cuda is not None:
+    if torch.cuda.is_available():
         return (
             State.MISSING,
-            "this torch is built with CUDA, on top of which nothing is simulated",
-            "for simulation use another environment with a CPU build of torch",
+            "nothing is simulated beside a real device",
+            "to simulate, hide it: start with CUDA_VISIBLE_DEVICES= (an empty list)",
         )
     if problem := _fails(_RACY):
         return State.BROKEN, problem, "report this, with the output of `crosscurrent doctor`"

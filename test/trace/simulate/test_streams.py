@@ -320,3 +320,33 @@ def test_a_copy_between_devices_joins_both_on_the_clock(two_devices: Simulation)
     # Sleeping takes 1 ms of the model clock.
     torch.cuda.synchronize(0)
     assert event.query()
+
+
+class _Named(EarlyStream):
+    def name(self) -> str:
+        return f"stream {self.stream_id}"
+
+
+class _Kept(torch.cuda.Event):
+    pass
+
+
+def test_subclasses_of_the_classes_of_torch_cuda(simulation: Simulation) -> None:
+    """They are C++ below in a build with CUDA, and nothing in a CPU build."""
+    stream, event = _Named(priority=-1), _Kept(enable_timing=True)
+    assert isinstance(stream, (torch.cuda.Stream, torch.Stream))
+    assert isinstance(event, (torch.cuda.Event, torch.Event))
+    assert (stream.name(), stream.priority) == (f"stream {stream.stream_id}", -1)
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream() == stream
+        event.record()
+    assert event.cuda_event
+    assert stream.record_event(event) is event
+
+
+def test_graphs_say_what_they_are(simulation: Simulation) -> None:
+    graph = torch.cuda.CUDAGraph()
+    assert isinstance(graph, torch.cuda.CUDAGraph)
+    assert not hasattr(graph, "no_such_method")
+    with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+        graph.replay()

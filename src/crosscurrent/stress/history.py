@@ -208,7 +208,8 @@ def history_table(shown: Sequence[Shown]) -> Table:
 
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("", justify="right", no_wrap=True)
-    table.add_column("race of the past", overflow="fold")
+    longest = max((len(each.race.name) for each in shown if each.race is not None), default=0)
+    table.add_column("race of the past", overflow="fold", min_width=longest)  # names are there to be searched
     for column in ("detector", "witness", "delayed on a GPU"):
         table.add_column(column, overflow="fold")
     for each in shown:

@@ -283,4 +283,6 @@ def _is_composite(func: Any) -> bool:
     if not isinstance(func, torch._ops.OpOverload):
         return False
     name = func._name
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    # Some ops have a kernel of their own besides, and then that is what runs without a watch.
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CUDA")

@@ -56,7 +56,7 @@ def plan_for(func: Any) -> Plan | None:
         return _foreign
     if func in KERNELS:
         return partial(_kernel, kernel=KERNELS[func])
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func._name, "CompositeImplicitAutograd"):
+    if _is_made_of_others(func._name):
         return composite
     packet = func._overloadpacket
     name = func._schema.name.removeprefix("aten::")
@@ -103,6 +103,12 @@ def writes_to(func: Any, args: Any, kwargs: Any, tensor: Tensor) -> bool:
         if value is tensor and argument.alias_info is not None and argument.alias_info.is_write:
             return True
     return False
+
+
+def _is_made_of_others(name: str) -> bool:
+    """Whether an op has no kernel of its own. Some have both, and then the kernel is what runs."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU")
 
 
 def composite(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:

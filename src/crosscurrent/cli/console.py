@@ -17,14 +17,14 @@ from rich.progress import (
 )
 
 WIDTH = 110
-"""Columns of a table where there is no terminal to ask."""
+"""The least width of a table where there is no terminal with an edge: nothing may be cut off."""
 
 
 def output() -> Console:
     """The console for results."""
     console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = WIDTH
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
     return console
 
 

@@ -117,7 +117,11 @@ def _cuda() -> Seen:
     driver, simulate = shutil.which("nvidia-smi"), "nothing to do: --simulate runs CUDA programs here"
     if torch.version.cuda is None:
         seen = "this torch is built without CUDA"
-        return State.MISSING, seen, "install a build of torch with CUDA to use the GPU" if driver else simulate
+        return (
+            State.MISSING,
+            seen,
+            "install a build of torch with CUDA to use the GPU" if driver else simulate,
+        )
     if not torch.cuda.is_available():
         seen = f"torch is built for CUDA {torch.version.cuda}, and finds no device"
         return State.MISSING, seen, "look at `nvidia-smi` to use the GPU" if driver else simulate

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.table import Table
 
 from crosscurrent.cli import main
+from crosscurrent.cli.console import show_table
 from crosscurrent.suite import LAYERS, exactness
 
 
@@ -162,3 +164,10 @@ def test_an_interrupt_shows_what_is_known(
     assert "exactness: 1 held" in said.out  # and not what it claims when all of them held
     assert "3 of 4 questions were not answered" in said.err
     assert not Path("out.json").exists()
+
+
+def test_tables_have_no_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("a column", show_edge=False)
+    table.add_row("a cell")
+    show_table(table)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == ["a column", "a cell", ""]

@@ -11,7 +11,7 @@ from rich.progress import TextColumn
 from rich.table import Table
 
 from crosscurrent.cli.arguments import command_parser
-from crosscurrent.cli.console import output, progress, say
+from crosscurrent.cli.console import progress, say, show_table
 from crosscurrent.cli.exits import ExitCode, WrongUseError, as_wrong_use
 from crosscurrent.cli.files import result_file, write_json
 
@@ -159,7 +159,6 @@ def _chosen(arguments: Namespace) -> list[Configuration]:
 def _show(document: dict[str, Any]) -> None:
     from crosscurrent.bench import page
 
-    console = output()
     for columns, rows in (
         (page.TIME_COLUMNS, page.time_rows(document)),
         (page.OVERLAP_COLUMNS, page.overlap_rows(document)),
@@ -172,8 +171,7 @@ def _show(document: dict[str, Any]) -> None:
             table.add_column(column, justify="right" if number > 1 else "left", no_wrap=True)
         for row in rows:
             table.add_row(*row)
-        console.print(table)
-        console.print()
+        show_table(table)
     for line in page.rate_lines(document):
         say(line)
     for result in document["results"]:

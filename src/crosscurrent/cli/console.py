@@ -15,6 +15,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 WIDTH = 110
 """The least width of a table where there is no terminal with an edge: nothing may be cut off."""
@@ -26,6 +27,18 @@ def output() -> Console:
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
     return console
+
+
+def show_table(table: Table) -> None:
+    """A table of results, and an empty line."""
+    from crosscurrent.report.text import is_plain
+
+    console = output()
+    # Lines are for terminals: elsewhere somebody may cut columns out.
+    if is_plain(console):
+        table.box = None
+    console.print(table)
+    console.print()
 
 
 def say(line: str) -> None:

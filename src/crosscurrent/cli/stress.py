@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from jsonargparse import ArgumentParser, Namespace
 
 from crosscurrent.cli.arguments import command_parser
-from crosscurrent.cli.console import output, progress, say, say_above
+from crosscurrent.cli.console import progress, say, say_above, show_table
 from crosscurrent.cli.exits import ExitCode, WrongUseError, as_wrong_use
 from crosscurrent.cli.files import result_file, write_json
 from crosscurrent.cli.interrupt import StopRequests
@@ -207,7 +207,7 @@ def _history(scenario: Scenario, cuda: Cuda, report: Path | None) -> int:
             shown.append(each)
             bar.update(task, advance=1, description="unchanged" if each.race is None else each.race.name)
     outcome = judge(shown)
-    output().print(history_table(shown))
+    show_table(history_table(shown))
     say(f"{outcome.verdict.value}: {outcome.detail} ({scenario.name}, on {cuda.value})")
     if report is not None:
         write_json(report, head(cuda, outcome.verdict.value) | {"history": [s.as_json() for s in shown]})

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
-from rich.box import HEAVY_HEAD
 from rich.table import Table
 
 from crosscurrent.cli.arguments import command_parser
-from crosscurrent.cli.console import output, progress, say
+from crosscurrent.cli.console import progress, say, show_table
 from crosscurrent.cli.exits import ExitCode, WrongUseError
 from crosscurrent.cli.files import result_files, write_json
 from crosscurrent.cli.verify_report import as_report
@@ -158,14 +157,11 @@ def _command(arguments: Namespace) -> str:
 
 
 def _show(results: list[Result], cuda: Cuda, *, complete: bool = True) -> None:
-    from crosscurrent.report.text import is_plain
     from crosscurrent.suite import LAYERS
     from crosscurrent.suite.layer import Verdict
 
     styles = {Verdict.HELD: "green", Verdict.FAILED: "bold red", Verdict.NOT_RUN: "yellow"}
-    console = output()
-    # Lines are for terminals: elsewhere somebody may cut columns out of it.
-    table = Table(show_edge=False, pad_edge=False, box=None if is_plain(console) else HEAVY_HEAD)
+    table = Table(show_edge=False, pad_edge=False)
     for column in ("layer", "scenario", "verdict"):
         table.add_column(column, no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
@@ -179,8 +175,7 @@ def _show(results: list[Result], cuda: Cuda, *, complete: bool = True) -> None:
             f"{result.seconds:.1f} s",
             _plain(result.outcome.detail),
         )
-    console.print(table)
-    console.print()
+    show_table(table)
     _show_mutants(results)
     for layer in LAYERS:
         verdicts = [result.outcome.verdict for result in results if result.layer == layer.name]
@@ -198,9 +193,7 @@ def _show_mutants(results: list[Result]) -> None:
 
     scores = [result.outcome.evidence for result in results if isinstance(result.outcome.evidence, Score)]
     if scores:
-        console = output()
-        console.print(mutations_table(merged(scores)))
-        console.print()
+        show_table(mutations_table(merged(scores)))
 
 
 def _plain(text: str) -> str:

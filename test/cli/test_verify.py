@@ -167,7 +167,7 @@ def test_an_interrupt_shows_what_is_known(
 
 
 def test_tables_have_no_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    table = Table("a column", show_edge=False)
+    table = Table("a column", show_edge=False, pad_edge=False)
     table.add_row("a cell")
     show_table(table)
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == ["a column", "a cell", ""]

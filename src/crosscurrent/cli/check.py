@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
@@ -18,7 +17,7 @@ from crosscurrent.cli.console import error_output
 from crosscurrent.cli.exits import ExitCode, WrongUseError
 from crosscurrent.cli.files import result_files, write_json
 from crosscurrent.cli.proof import Proof, proof_as_json
-from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script, flush_output
+from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script, add_program, flush_output
 from crosscurrent.cli.script import run as run_script
 
 if TYPE_CHECKING:
@@ -65,11 +64,7 @@ def parser() -> ArgumentParser:
         metavar="FILE",
         help="Save the program with its values there, for `crosscurrent replay FILE SCHEDULE`.",
     )
-    options.add_argument("-m", "--module", action="store_true", help="The program is the name of a module.")
-    options.add_argument("program", metavar="PROGRAM", help="The script to run.")
-    options.add_argument(
-        "arguments", metavar="...", nargs=argparse.REMAINDER, help="The program's arguments."
-    )
+    add_program(options)
     return options
 
 
@@ -77,9 +72,7 @@ def run(arguments: Namespace) -> int:
     """Run the program under watch, report, and give the exit code."""
     from crosscurrent.report.watched import report_of
 
-    script = Script(
-        program=arguments.program, arguments=tuple(arguments.arguments), is_module=arguments.module
-    )
+    script = Script.of(arguments)
     script.require_runnable()
     files = _Files.of(arguments, script)
     proves = arguments.prove or files.program is not None

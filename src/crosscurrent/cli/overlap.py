@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
@@ -17,7 +16,7 @@ from crosscurrent.cli.arguments import command_parser
 from crosscurrent.cli.console import error_output
 from crosscurrent.cli.exits import ExitCode, WrongUseError
 from crosscurrent.cli.files import result_files, write_json
-from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script, flush_output
+from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script, add_program, flush_output
 from crosscurrent.cli.script import run as run_script
 
 if TYPE_CHECKING:
@@ -45,19 +44,13 @@ def parser() -> ArgumentParser:
     )
     options.add_argument("--json", metavar="FILE", help="Write the analysis there as JSON.")
     options.add_argument("--html", metavar="FILE", help="Write the report there as one page.")
-    options.add_argument("-m", "--module", action="store_true", help="The program is the name of a module.")
-    options.add_argument("program", metavar="PROGRAM", help="The script to run.")
-    options.add_argument(
-        "arguments", metavar="...", nargs=argparse.REMAINDER, help="The program's arguments."
-    )
+    add_program(options)
     return options
 
 
 def run(arguments: Namespace) -> int:
     """Run the program, report its overlap, and give the exit code."""
-    script = Script(
-        program=arguments.program, arguments=tuple(arguments.arguments), is_module=arguments.module
-    )
+    script = Script.of(arguments)
     script.require_runnable()
     inputs = () if script.is_module else (script.program,)
     report, page = result_files(arguments.json, arguments.html, inputs=inputs)

@@ -7,6 +7,7 @@ as it would have ended, and says nothing.
 
 from __future__ import annotations
 
+import argparse
 import errno
 import importlib.util
 import os
@@ -21,10 +22,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+from jsonargparse import ArgumentParser
+from jsonargparse import Namespace as Arguments
+
 from crosscurrent.cli.exits import WrongUseError
 
 INTERRUPT_STATUS = 130
 """The status of a process that SIGINT ended, as shells count."""
+
+
+def add_program(options: ArgumentParser) -> None:
+    """The program to run, last on the command line: what comes after its name is its own."""
+    options.add_argument("-m", "--module", action="store_true", help="The program is the name of a module.")
+    options.add_argument("program", metavar="PROGRAM", help="The script to run.")
+    options.add_argument(
+        "arguments", metavar="...", nargs=argparse.REMAINDER, help="The program's arguments."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +48,13 @@ class Script:
     """The path of a script, or, with ``is_module``, the name of a module."""
     arguments: tuple[str, ...] = ()
     is_module: bool = False
+
+    @staticmethod
+    def of(arguments: Arguments) -> Script:
+        """What the options of ``add_program`` name."""
+        return Script(
+            program=arguments.program, arguments=tuple(arguments.arguments), is_module=arguments.module
+        )
 
     def require_runnable(self) -> None:
         """Find the program without running it.

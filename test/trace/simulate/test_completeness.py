@@ -89,12 +89,23 @@ def test_simulated_functions_can_be_called(name: str, simulation: Simulation) ->
     getattr(torch.cuda, name)(*CALLS[name])
 
 
+# What ``torch.cuda`` has only since a release after the oldest that is supported.
+SINCE = {
+    "green_contexts": (2, 10),
+    "DEVICE_REQUIREMENT": (2, 11),
+    "Device": (2, 11),
+    "PYTORCH_RELEASES_CODE_CC": (2, 11),
+    "platform": (2, 13),
+}
+
+
 @pytest.mark.simulation  # of a build that can simulate
 def test_the_lists_name_what_exists() -> None:
     names = set(dir(torch.cuda))
     known = SIMULATED | HARMLESS
-    # ``comm`` is a submodule, which is there once something has imported it; ``platform`` came with 2.13.
-    assert known - names <= {"comm", "platform"}
+    later = {name for name, release in SINCE.items() if torch.__version__ < release}
+    # ``comm`` is a submodule, which is there once something has imported it.
+    assert known - names - {"comm"} == later
     assert not SIMULATED & HARMLESS
     values = [getattr(torch.cuda, name) for name in HARMLESS & names]
     functions = [value for value in values if isinstance(value, types.FunctionType)]

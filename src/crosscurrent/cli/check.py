@@ -85,6 +85,7 @@ def run(arguments: Namespace) -> int:
 
         def conclude(ending: Ending) -> int:
             proof.save()
+            proof.remarks += ending.remarks
             code = _exit_code(watch, ending, proof)
             findings = proof.findings(watch)
             if files.json is not None:

@@ -116,6 +116,8 @@ def _show(overlap: Overlap, arguments: Namespace, ending: Ending, files: _Files,
         html.write(report, files.html)
     flush_output()
     text.show(report, error_output())
+    for remark in ending.remarks:
+        sys.stderr.write(f"\n{remark}\n")
     if ending.failed:
         what = ending.error or f"exit status {ending.status}"
         sys.stderr.write(f"\nthe program itself failed ({what}): this is the overlap up to there\n")
@@ -150,4 +152,5 @@ def _as_json(overlap: Overlap, arguments: Namespace, ending: Ending, code: ExitC
             "exit_status": ending.status,
             "error": ending.error,
         },
+        "remarks": list(ending.remarks),
     }

@@ -17,7 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -26,6 +26,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse import Namespace as Arguments
 
 from crosscurrent.cli.exits import WrongUseError
+from crosscurrent.cli.processes import Processes
 
 INTERRUPT_STATUS = 130
 """The status of a process that SIGINT ended, as shells count."""
@@ -101,7 +102,10 @@ class Ending:
     status: int
     """The exit status that its process would have had."""
     error: str | None = None
-    """The last line of its traceback, if an exception ended it."""
+    """What its traceback says last, if an exception ended it."""
+
+    remarks: tuple[str, ...] = ()
+    """What a person has to know about the processes that it started, one paragraph each."""
 
     @property
     def failed(self) -> bool:
@@ -121,14 +125,26 @@ def run(
     the script calls ``os._exit``; what it returns becomes the status of the process, which then ends at once.
     """
     import_path = "" if script.is_module else str(Path(script.program).resolve().parent)
-    with _import_path(import_path), _arguments(script), _endings_seen(on_os_exit):
+    process, processes = os.getpid(), Processes()
+
+    def exit_with_remarks(ending: Ending) -> int:
+        return on_os_exit(replace(ending, remarks=processes.remarks))
+
+    with (
+        _import_path(import_path),
+        _arguments(script),
+        _endings_seen(exit_with_remarks),
+        processes.counted(),
+    ):
         before = set(threading.enumerate())
         ending, namespace = _run(script)
         for thread in set(threading.enumerate()) - before:
             if not thread.daemon:
                 thread.join()
         on_end(namespace)
-        return ending
+        if ending.failed and os.getpid() == process:
+            processes.end_left()
+        return replace(ending, remarks=processes.remarks)
 
 
 def _run(script: Script) -> tuple[Ending, Namespace]:

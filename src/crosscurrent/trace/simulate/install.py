@@ -15,6 +15,7 @@ from crosscurrent.trace.simulate import events, generators, graphs, streams
 from crosscurrent.trace.simulate.autocast import patch_autocast
 from crosscurrent.trace.simulate.autograd import patch_functions
 from crosscurrent.trace.simulate.bindings import DeviceProperties, cuda_bindings
+from crosscurrent.trace.simulate.children import patch_children
 from crosscurrent.trace.simulate.cpp_classes import install_classes
 from crosscurrent.trace.simulate.engine import Engine
 from crosscurrent.trace.simulate.factories import patch_factories, replace_builtin
@@ -48,6 +49,7 @@ def install(simulation: Simulation, patches: Patches) -> None:
         patches.set(owner, name, make(getattr(owner, name)))
     patch_factories(simulation, patches)
     _install_threads(simulation, patches)
+    patch_children(simulation, patches)
     _install_parsing(simulation, patches)
     patch_autocast(patches)
     patch_functions(simulation, patches)

@@ -52,6 +52,7 @@ class Simulation:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1 byte, got {capacity}")
         self.num_devices = devices
+        self.capacity = capacity
         self.clock = Clock()
         self.queues = Queues(devices)
         self.memory = Memory(devices, capacity)

@@ -109,7 +109,10 @@ def _copies(simulation: Simulation) -> dict[str, object]:
 
 def _refused(name: str) -> Any:
     def method(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"simulated CUDA cannot share memory between processes (Storage.{name})")
+        raise NotImplementedError(
+            f"simulated CUDA cannot share device memory between processes (Storage.{name}): "
+            "send `tensor.cpu()`"
+        )
 
     return method
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -73,3 +74,22 @@ def test_full_stack_has_no_internal_frames() -> None:
     files = [file for file, _, _ in site.stack]
     assert files[-2:] == [__file__, "user.py"]
     assert torch.__file__ not in files
+
+
+def test_a_thread_that_torch_started_is_told_by_its_function() -> None:
+    """As the loader's thread that pins memory: there is no line of a user in it."""
+    sites = Sites()
+    sites.waiting.append(sites.here())  # and a backward pass of another thread is not to blame
+    loop = through(torch.__file__, through(torch.__file__, partial(tap, sites)))
+    thread = threading.Thread(target=loop)
+    thread.start()
+    thread.join()
+    assert [site.file for site in sites.sites][1:] == [torch.__file__]
+
+
+def test_a_thread_of_the_user_is_told_by_its_line() -> None:
+    sites = Sites()
+    thread = threading.Thread(target=through("mine.py", partial(tap, sites)))
+    thread.start()
+    thread.join()
+    assert [site.file for site in sites.sites] == ["mine.py"]

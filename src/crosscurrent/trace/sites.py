@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from types import CodeType, FrameType
 from typing import TypeAlias
 
@@ -17,8 +18,10 @@ import torch
 from crosscurrent.trace.records import Site
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _INTERNAL = (
-    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    _TORCH,
+    threading.__file__,  # what starts a thread is no place in it
     os.path.join(_PACKAGE, "__init__.py"),
     *(
         os.path.join(_PACKAGE, part) + os.sep
@@ -32,6 +35,19 @@ Place: TypeAlias = tuple[CodeType, dict[int, int], int] | None
 
 def _is_internal(code: CodeType) -> bool:
     return os.path.abspath(code.co_filename).startswith(_INTERNAL)
+
+
+def _thread_of_torch() -> FrameType | None:
+    """The outermost frame of PyTorch's in a thread of Python's that runs nothing else."""
+    frame: FrameType | None = sys._getframe(1)
+    outermost = None
+    while frame is not None:
+        if frame.f_code.co_filename == threading.__file__:
+            return outermost
+        if frame.f_code.co_filename.startswith(_TORCH):
+            outermost = frame
+        frame = frame.f_back
+    return None
 
 
 def _line(code: CodeType, lasti: int) -> int:
@@ -127,7 +143,13 @@ class Sites:
         return self._intern(Site(*stack[0], tuple(reversed(stack))))
 
     def _elsewhere(self) -> int:
-        """Autograd's own threads have no user frame: take that of a thread that waits for ``backward``."""
+        """Autograd's own threads have no user frame: take that of a thread that waits for ``backward``.
+
+        A thread that PyTorch started in Python (the loader's, which pins memory) is told by its function.
+        """
+        loop = _thread_of_torch()
+        if loop is not None:
+            return self._intern(Site(*_entry(loop.f_code, loop.f_lasti)))
         if self.waiting:
             return self.waiting[-1]
         for top in sys._current_frames().values():

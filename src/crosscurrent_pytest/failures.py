@@ -16,6 +16,7 @@ from rich.text import Text
 from crosscurrent.errors import RaceError
 from crosscurrent.races.findings import Finding
 from crosscurrent.races.watch import HostWaitCall, NotUnderstood
+from crosscurrent.report.missing import shared_waits
 from crosscurrent.report.source import excerpt, place_of, short_op
 from crosscurrent.report.text import finding_text
 from crosscurrent.report.wording import title
@@ -79,6 +80,8 @@ def say(judgement: Judgement) -> Text:
         text.append("\n")
         text.append_text(finding_text(finding, number=number, total=len(judgement.findings)))
         text.append("\n")
+    for shared in shared_waits(judgement.findings):
+        text.append(f"\n{shared.sentence}\n")
     if judgement.waits:
         allowed = f"{judgement.waits_allowed} allowed" if judgement.waits_allowed else "none is allowed"
         text.append(f"\nthe host waited {_times(len(judgement.waits))}, {allowed}\n", "bold red")

@@ -407,3 +407,20 @@ def test_a_loop_without_host_waits_has_none() -> None:
 
 def test_whole_blocks_and_named_regions_have_the_same_size() -> None:
     assert max(LEFT.stop, RIGHT.stop) <= NBYTES
+
+
+def test_a_host_wait_without_work_left_is_idle() -> None:
+    allocation = at(3, sync_lanes(kind="allocation"))
+    story = [
+        allocation,
+        at(1, write(MAIN, "x")),
+        allocation,
+        at(2, sync_lanes(MAIN, kind="synchronize")),
+        at(2, sync_lanes(MAIN, kind="synchronize")),
+        allocation,
+    ]
+    waits = detect(story).host_waits
+    assert [(each.record.kind, each.times, each.idle) for each in waits] == [
+        ("allocation", 3, 2),
+        ("synchronize", 2, 1),
+    ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from crosscurrent.report.document import Section, Unclear, Verdict
+from crosscurrent.report.document import HostWaits, Section, Unclear, Verdict
 from crosscurrent.report.modelled import overlap_of_records
 from crosscurrent.report.text import finding_text, plain_text, show, show_overlap
 from crosscurrent.report.wording import readable
@@ -43,6 +43,25 @@ def test_it_says_what_is_missing_and_how_to_fix_it(racy: Any) -> None:
 def test_the_verdict_comes_last(racy: Any, ordered: Any) -> None:
     assert plain_text(racy.report()).splitlines()[-2].startswith("1 race in train.py")
     assert plain_text(ordered.report()).splitlines()[-2].startswith("no race in train.py")
+
+
+def test_pinned_memory_of_the_set_up_is_no_host_wait(ordered: Any) -> None:
+    site = Site("train.py", 3, "main")
+    waits = (HostWaits("allocation", "pinned memory", site, (), times=2, idle=2),)
+    text = plain_text(ordered.report(host_waits=waits))
+    assert "The host waited" not in text
+    assert "Pinned memory was allocated while the device had nothing to do" in text
+    assert "train.py:3" in text
+
+
+def test_pinned_memory_in_a_loop_is_explained(ordered: Any) -> None:
+    site = Site("train.py", 3, "main")
+    waits = (HostWaits("allocation", "pinned memory", site, (), times=3, idle=1),)
+    text = plain_text(ordered.report(host_waits=waits))
+    assert "The host waited" in text
+    assert "allocation of pinned memory: the driver makes it" in text
+    assert "Allocate once, before the loop" in text
+    assert "had nothing to do" not in text
 
 
 def test_witness_and_schedule_are_shown(racy: Any) -> None:

@@ -47,6 +47,12 @@ class Clocks:
         return self._clocks[HOST]
 
     @property
+    def all_done(self) -> bool:
+        """Whether the host has waited for all work that any lane was given."""
+        host = self.host
+        return all(clock[lane] <= host[lane] for lane, clock in enumerate(self._clocks) if lane != HOST)
+
+    @property
     def num_recordings(self) -> int:
         """Recordings kept."""
         return len(self._recordings)

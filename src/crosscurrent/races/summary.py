@@ -26,13 +26,15 @@ def as_text(watch: Watch) -> str:
         head = "no race in what was understood; what was not is listed below"
     else:
         head = "no race: every schedule of this trace gives the same values"
+    waits, idle = Counter(watch.host_waits), watch.idle_waits
     parts = [head, *(str(finding) for finding in findings)]
     parts += _section(
         "the host waited",
         (
             f"{wait.kind}{f' in {wait.op}' if wait.op else ''} at {_place(wait.site)}"
             + (f", for {', '.join(wait.streams)}" if wait.streams else "")
-            for wait in watch.host_waits
+            + (", for nothing: all work was done" if idle[wait] == waits[wait] else "")
+            for wait in waits.elements()
         ),
     )
     parts += _section(
@@ -68,7 +70,8 @@ def as_json(watch: Watch, *, advice: bool) -> dict[str, Any]:
     - An access has ``op``, ``lane``, ``index`` (its position in the trace), ``file``, ``line``,
       ``function``, ``access`` (``read``, ``write``), ``shape``, ``dtype``, ``block`` and ``bytes``
       (``[start, stop]`` in the block).
-    - A host wait has ``kind``, ``op``, a site, ``streams`` and ``times``.
+    - A host wait has ``kind``, ``op``, a site, ``streams``, ``times``, and how often it was ``idle``: the
+      device had nothing left to do.
     - What was not understood has ``op``, a site, ``reason`` and ``times``.
     - An advice is about the waits of one call site: ``kind``, ``op``, a site, ``waiter``, ``waited_for``,
       ``blocks_host``, ``times``, ``verdict`` (``necessary``, ``redundant``, ``value``, ``no edge``),
@@ -77,6 +80,7 @@ def as_json(watch: Watch, *, advice: bool) -> dict[str, Any]:
       ``replacement`` (what a call that makes the host wait could be replaced by).
     - A site is ``file``, ``line``, ``function``, and ``stack`` when whole stacks were asked for.
     """
+    idle = watch.idle_waits
     document: dict[str, Any] = {
         "version": VERSION,
         "findings": [finding_as_json(finding) for finding in watch.findings],
@@ -87,6 +91,7 @@ def as_json(watch: Watch, *, advice: bool) -> dict[str, Any]:
                 **_site(wait.site),
                 "streams": list(wait.streams),
                 "times": times,
+                "idle": min(idle[wait], times),
             }
             for wait, times in Counter(watch.host_waits).items()
         ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -166,6 +167,19 @@ class Watch:
             for wait in set(self.tracer.host_waits)
         }
         return [made[wait] for wait in self.tracer.host_waits]
+
+    @property
+    def idle_waits(self) -> Counter[HostWaitCall]:
+        """How many of the host waits came when the device had nothing left to do, and so held up nothing.
+
+        An allocation of pinned memory before a loop, say.
+        """
+        sites = self.info.sites
+        idle: Counter[HostWaitCall] = Counter()
+        for wait, lanes, _, times in self._detector.host_waits:
+            if times and wait.kind != "query":
+                idle[HostWaitCall(wait.kind, wait.op, sites[wait.site], self._names(lanes))] += times
+        return idle
 
     @property
     def unknown(self) -> list[NotUnderstood]:

@@ -83,11 +83,11 @@ def fix_for(group: Sequence[Cause], info: TraceInfo) -> str:
             f"and call `event.synchronize()` {before}"
         )
     if event != "it":
-        return f"let {second} wait for {event}: `{_stream(second)}.wait_event(event)` {before}"
+        return f"let {second} wait for {event}: `{stream_word(second)}.wait_event(event)` {before}"
     return (
         f"record an event on {first} after {last.first.name} at {_at(last.first.site, info)} "
-        f"(`event.record({_stream(first)})`) and let {second} wait for it "
-        f"(`{_stream(second)}.wait_event(event)`) {before}"
+        f"(`event.record({stream_word(first)})`) and let {second} wait for it "
+        f"(`{stream_word(second)}.wait_event(event)`) {before}"
     )
 
 
@@ -104,12 +104,12 @@ def _reuse_fix(head: Cause, info: TraceInfo) -> str:
             f"before the free at {free}"
         )
     before = f"before {head.second.name} at {_at(head.second.site, info)}"
-    wait = f"`{_stream(second)}.wait_stream({_stream(first)})` {before}"
+    wait = f"`{stream_word(second)}.wait_stream({stream_word(first)})` {before}"
     if freed.owner == head.first_lane:
         # The pool's own stream still uses the block: record_stream does nothing for that stream.
         return f"let {second} wait for {first}, to whose pool the block belongs: {wait}"
     return (
-        f"call `tensor.record_stream({_stream(first)})` before the tensor is freed at {free}, "
+        f"call `tensor.record_stream({stream_word(first)})` before the tensor is freed at {free}, "
         f"or let {second} wait first: {wait}"
     )
 
@@ -156,6 +156,6 @@ def _at(site: int, info: TraceInfo) -> str:
     return place(site_of(site, info))
 
 
-def _stream(lane: str) -> str:
+def stream_word(lane: str) -> str:
     """The lane's name as a word in code: ``stream 3`` is ``stream_3``."""
     return "".join(letter if letter.isalnum() else "_" for letter in lane)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from crosscurrent.races.advice import Advice
 from crosscurrent.races.findings import Finding
 from crosscurrent.report.costs import Rates
+from crosscurrent.report.missing import num_missing, shared_waits
 from crosscurrent.report.source import percent
 from crosscurrent.trace.records import Record, Site, TraceInfo
 
@@ -53,6 +54,13 @@ class HostWaits(NamedTuple):
     """What was waited for; empty where the host was held up without ordering anything."""
 
     times: int = 1
+    idle: int = 0
+    """How often the device had nothing left to do, so that nothing was waited for."""
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether it is pinned memory that was allocated when that held nothing up, as it should be."""
+        return self.kind == "allocation" and self.idle == self.times
 
 
 class Unclear(NamedTuple):
@@ -119,6 +127,16 @@ class Report:
     """The command that runs a finding's schedule, without the schedule; empty if nothing was saved."""
 
     @property
+    def blocking(self) -> tuple[HostWaits, ...]:
+        """The calls that held the host up: without queries, and without the program's set-up."""
+        return tuple(wait for wait in self.host_waits if wait.kind != "query" and not wait.is_set_up)
+
+    @property
+    def set_up(self) -> tuple[HostWaits, ...]:
+        """The allocations of pinned memory that held nothing up."""
+        return tuple(wait for wait in self.host_waits if wait.is_set_up)
+
+    @property
     def headline(self) -> str:
         """The verdict in a few words."""
         count = len(self.findings)
@@ -141,12 +159,10 @@ class Report:
             return self.summary
         if self.findings:
             pairs = sum(finding.count for finding in self.findings)
-            edges = (
-                "1 sync edge is missing"
-                if len(self.findings) == 1
-                else f"{len(self.findings)} sync edges are missing"
-            )
-            return f"{edges}: {pairs:,} pair{'s' * (pairs != 1)} of operations may run in either order."
+            missing = num_missing(self.findings)
+            edges = "1 sync edge is missing" if missing == 1 else f"{missing:,} sync edges are missing"
+            what = f"{edges}: {pairs:,} pair{'s' * (pairs != 1)} of operations may run in either order."
+            return "\n".join([what, *(shared.sentence for shared in shared_waits(self.findings))])
         if self.verdict is Verdict.RACE_FREE:
             return "Every schedule that the sync edges of this run allow gives the same bits."
         if self.verdict is Verdict.MEASURED:

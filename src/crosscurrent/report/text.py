@@ -21,7 +21,17 @@ from crosscurrent.races.findings import Finding, RacingAccess
 from crosscurrent.report.document import Report, Verdict
 from crosscurrent.report.overlap import Overlap
 from crosscurrent.report.source import excerpt, place_of, shape_of, short_op
-from crosscurrent.report.wording import capital, readable, reasons, title
+from crosscurrent.report.wording import (
+    capital,
+    readable,
+    reasons,
+    set_up_note,
+    title,
+    wait_kind,
+    wait_notes,
+    waits_for,
+    who_waits,
+)
 from crosscurrent.trace.records import Site
 
 MOST_PAIRS = 5
@@ -52,11 +62,13 @@ def show(report: Report, console: Console) -> None:
         "The host waited",
         ("call", "waits for", "times", "where"),
         [
-            (wait.kind, ", ".join(wait.streams) or "nothing to order", f"{wait.times:,}", _place(wait.site))
-            for wait in report.host_waits
-            if wait.kind != "query"
+            (wait_kind(wait), waits_for(wait), f"{wait.times:,}", _place(wait.site))
+            for wait in report.blocking
         ],
+        notes=wait_notes(report.blocking),
     )
+    if report.set_up:
+        _print(console, Text(set_up_note(report.set_up) + "\n"), plain=plain)
     if report.advice:
         _advice(report, console)
     _table(
@@ -166,7 +178,7 @@ def _advice(report: Report, console: Console) -> None:
         (
             item.verdict.value,
             item.kind,
-            f"{item.waiter} for {item.waited_for or 'nothing'}",
+            who_waits(item),
             f"{item.count:,}",
             _place(item.site),
             _why(item),
@@ -201,8 +213,9 @@ def _table(
     *,
     right: Iterable[int] = (),
     good: Sequence[bool | None] = (),
+    notes: Sequence[str] = (),
 ) -> None:
-    """A table on a terminal; elsewhere columns of plain text, as wide as they have to be."""
+    """A table on a terminal; elsewhere columns of plain text, as wide as they have to be; then notes."""
     rows = [tuple(row) for row in rows]
     if not rows:
         return
@@ -212,6 +225,8 @@ def _table(
         for row in (columns, *rows):
             cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
             _print(console, Text(f"  {cells}".rstrip()), plain=True)
+        for note in notes:
+            _print(console, Text(f"  {note}"), plain=True)
         _print(console, Text(), plain=True)
         return
     table = Table(title=heading, title_justify="left", title_style="bold", pad_edge=False, show_edge=False)
@@ -221,6 +236,8 @@ def _table(
     for number, row in enumerate(rows):
         table.add_row(*map(Text, row), style=styles[good[number]] if good else "")
     console.print(table)
+    for note in notes:
+        console.print(Text(note, "dim"))
     console.print()
 
 

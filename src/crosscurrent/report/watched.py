@@ -27,15 +27,23 @@ def report_of(
     asks which sync calls are needed, which takes longer the more there are.
     """
     findings = tuple(watch.findings)
+    idle = watch.idle_waits
+    waits = tuple(
+        HostWaits(*wait, times, min(idle[wait], times)) for wait, times in Counter(watch.host_waits).items()
+    )
+    set_up = {wait.site for wait in waits if wait.is_set_up}
     unknown = tuple(Unclear(*what, times) for what, times in Counter(watch.unknown).items())
     verdict = Verdict.RACES if findings else Verdict.NO_VERDICT if unknown else Verdict.RACE_FREE
     return Report(
         title=title,
         verdict=verdict,
         findings=findings,
-        host_waits=tuple(HostWaits(*wait, times) for wait, times in Counter(watch.host_waits).items()),
+        host_waits=waits,
         unknown=unknown,
-        advice=tuple(watch.advice) if traced and advise else None,
+        # Nothing is to be done about an allocation that is where it should be.
+        advice=tuple(item for item in watch.advice if item.kind != "allocation" or item.site not in set_up)
+        if traced and advise
+        else None,
         info=watch.info,
         records=tuple(watch.records) if traced else (),
         simulated=simulated,

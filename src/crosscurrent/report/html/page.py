@@ -13,10 +13,11 @@ from importlib.resources import files
 from pathlib import Path
 
 from crosscurrent.report.document import Report, Verdict
-from crosscurrent.report.html.findings import findings
+from crosscurrent.report.html.findings import findings, prose
 from crosscurrent.report.html.markup import Child, Markup, element
 from crosscurrent.report.html.tables import advice, environment, host_waits, overlap, sections, unknown
 from crosscurrent.report.html.timeline import timeline
+from crosscurrent.report.missing import num_missing
 from crosscurrent.report.source import time_of
 
 
@@ -84,7 +85,11 @@ def _verdict(report: Report) -> Markup:
         element(
             "div",
             element("span", mark, class_="mark", aria_hidden="true"),
-            element("div", element("h1", report.headline), element("p", report.sentence)),
+            element(
+                "div",
+                element("h1", report.headline),
+                [element("p", prose(line)) for line in report.sentence.splitlines()],
+            ),
             class_=f"verdict {mood}",
         ),
         _facts(report),
@@ -111,10 +116,11 @@ def _measured(report: Report) -> list[tuple[str, str]]:
 
 
 def _counted(report: Report) -> list[tuple[str, str]]:
-    waits = sum(wait.times for wait in report.host_waits if wait.kind != "query")
+    waits = sum(wait.times for wait in report.blocking)
     facts = []
     if report.findings or not report.sections:
-        facts.append((f"{len(report.findings)}", "missing edge" + "s" * (len(report.findings) != 1)))
+        missing = num_missing(report.findings)
+        facts.append((f"{missing:,}", "missing edge" + "s" * (missing != 1)))
     if report.host_waits or not report.sections:
         facts.append((f"{waits:,}", "host wait" + "s" * (waits != 1)))
     if report.info.lanes:

@@ -9,7 +9,7 @@ from crosscurrent.report.document import Report, Section
 from crosscurrent.report.html.findings import prose, sentence
 from crosscurrent.report.html.markup import Child, Markup, element
 from crosscurrent.report.source import place_of
-from crosscurrent.report.wording import reasons
+from crosscurrent.report.wording import reasons, set_up_note, wait_kind, wait_notes, waits_for, who_waits
 from crosscurrent.trace.records import Site
 
 
@@ -64,16 +64,15 @@ def _section(section: Section) -> Markup:
 
 def host_waits(report: Report) -> Markup:
     """Where the host stood still."""
-    blocking = [wait for wait in report.host_waits if wait.kind != "query"]
     queries = sum(wait.times for wait in report.host_waits if wait.kind == "query")
     rows = [
         [
-            wait.kind,
-            ", ".join(wait.streams) or "nothing to order",
+            wait_kind(wait),
+            waits_for(wait),
             f"{wait.times:,}",
             _place(wait.site),
         ]
-        for wait in sorted(blocking, key=lambda wait: -wait.times)
+        for wait in sorted(report.blocking, key=lambda wait: -wait.times)
     ]
     text = (
         "While the host waits, it issues nothing, and streams run dry."
@@ -86,6 +85,8 @@ def host_waits(report: Report) -> Markup:
         element("h2", "Host waits"),
         element("p", text, class_="muted" if rows else None),
         table(("Call", "Waits for", "Times", "Where"), rows, numeric=(2,)) if rows else None,
+        *(element("p", prose(note), class_="muted small") for note in wait_notes(report.blocking)),
+        element("p", set_up_note(report.set_up), class_="muted small") if report.set_up else None,
         element("p", found_done, class_="muted small") if queries else None,
     )
 
@@ -101,7 +102,7 @@ def advice(report: Report) -> Markup:
         rows = [
             [
                 element("span", item.verdict.value, class_=_tag(item.verdict)),
-                [element("code", item.kind), element("div", _waiting(item), class_="muted small")],
+                [element("code", item.kind), element("div", who_waits(item), class_="muted small")],
                 f"{item.count:,}",
                 _place(item.site),
                 [[element("div", prose(line)) for line in reasons(item)], _instead(item)],
@@ -110,10 +111,6 @@ def advice(report: Report) -> Markup:
         ]
         body = table(("Verdict", "Call", "Times", "Where", "Why"), rows, numeric=(2,))
     return element("section", element("h2", "Sync calls"), body)
-
-
-def _waiting(item: Advice) -> str:
-    return f"{item.waiter} waits for {item.waited_for or 'nothing'}"
 
 
 def _instead(item: Advice) -> Markup | None:

@@ -38,6 +38,9 @@ from crosscurrent.races.clocks import Clock
 from crosscurrent.races.regions import Cover, contains
 from crosscurrent.trace.records import HOST, Access, Free, MemoryKind, Op, Region
 
+MOST_SPARE = 256
+"""Blocks that a pool keeps to use again."""
+
 SMALL_BLOCK = 1 << 20
 """Largest block, in bytes, that PyTorch's caching allocator serves from its pool of small blocks."""
 
@@ -50,8 +53,9 @@ Entry = tuple[int, Op, Access]
 NEVER: Entry = (0, Op(-1, HOST, "", -1, ()), Access(-1, Region(0, 1, 1), False))
 
 
-NOTHING: dict[Region, Entry] = {}
-"""The accesses of a history that has none."""
+ALONE: dict[Region, Entry] = {}
+"""The table of a history of which the last access, if there is one, is all that is remembered. Shared by
+all of them, and told by identity: most blocks are only ever seen whole, and need no table."""
 
 
 class History:
@@ -60,12 +64,62 @@ class History:
     __slots__ = ("last_read", "last_write", "limit", "reads", "writes")
 
     def __init__(self) -> None:
-        # Never changed in place while they are ``NOTHING``, which all histories share.
-        self.writes = NOTHING
-        self.reads = NOTHING
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        # The last write and read of each region; never changed in place while they are ``ALONE``.
+        self.writes = ALONE
+        self.reads = ALONE
         self.last_write = NEVER
         self.last_read = NEVER
         self.limit = REGIONS
+
+    def write(self, entry: Entry) -> bool:
+        """Remember a write; whether there are so many regions that some might be forgotten."""
+        last, self.last_write = self.last_write, entry
+        region = entry[2][1]
+        entries = self.writes
+        if entries is ALONE:
+            if last is NEVER or last[2][1] == region:
+                return False
+            entries = self.writes = {last[2][1]: last}
+        entries[region] = entry
+        return len(entries) > self.limit
+
+    def read(self, entry: Entry) -> bool:
+        """The same for a read."""
+        last, self.last_read = self.last_read, entry
+        region = entry[2][1]
+        entries = self.reads
+        if entries is ALONE:
+            if last is NEVER or last[2][1] == region:
+                return False
+            entries = self.reads = {last[2][1]: last}
+        entries[region] = entry
+        return len(entries) > self.limit
+
+    def overwritten(self, entry: Entry) -> None:
+        """Remember a write of the whole block, which stands for all that is ordered before it."""
+        self.last_write = entry
+        self.last_read = NEVER
+        self.writes = self.reads = ALONE
+
+    def num_entries(self) -> int:
+        """How many accesses are remembered."""
+        return sum(1 for _ in self.entries())
+
+    def written(self) -> Iterable[Entry]:
+        """The writes that are remembered."""
+        if self.writes is not ALONE:
+            return self.writes.values()
+        return () if self.last_write is NEVER else (self.last_write,)
+
+    def seen(self) -> Iterable[Entry]:
+        """The reads that are remembered."""
+        if self.reads is not ALONE:
+            return self.reads.values()
+        return () if self.last_read is NEVER else (self.last_read,)
 
     def done(self, known: int) -> bool:
         """Whether all of it is over once the lane's epoch ``known`` is."""
@@ -74,30 +128,41 @@ class History:
     def thin(self, write: Access, known: int) -> None:
         """Forget the accesses up to epoch ``known`` that ``write``, ordered after them, covers."""
         cover = write.region
-        for entries in (self.writes, self.reads):
-            covered = [
-                region for region, entry in entries.items() if entry[0] <= known and contains(cover, region)
-            ]
-            for region in covered:
-                del entries[region]
+        # The last ones are kept where they are: what they say of all that came before them stays true.
+        self.writes = _left(self.writes, self.written(), cover, known)
+        self.reads = _left(self.reads, self.seen(), cover, known)
 
     def compact(self, done: int) -> None:
         """Forget the accesses up to epoch ``done``, and those that the lane's own later ones cover."""
+        writes = {entry[2].region: entry for entry in self.written()}
+        reads = {entry[2].region: entry for entry in self.seen()}
         entries = sorted(self.entries(), key=lambda entry: (entry[0], entry[2].write), reverse=True)
         written, touched = Cover(), Cover()
         for epoch, _, (_, region, write, *_) in entries:
             if epoch <= done or (written if write else touched).holds(region):
-                del (self.writes if write else self.reads)[region]
+                del (writes if write else reads)[region]
                 continue
             touched.add(region)
             if write:
                 written.add(region)
+        self.writes, self.reads = writes, reads
         # Doubling makes the look cost little for each region added.
-        self.limit = max(REGIONS, 2 * max(len(self.writes), len(self.reads)))
+        self.limit = max(REGIONS, 2 * max(len(writes), len(reads)))
 
     def entries(self) -> Iterable[Entry]:
-        yield from self.writes.values()
-        yield from self.reads.values()
+        """All accesses that are remembered."""
+        yield from self.written()
+        yield from self.seen()
+
+
+def _left(
+    table: dict[Region, Entry], entries: Iterable[Entry], cover: Region, known: int
+) -> dict[Region, Entry]:
+    """``table`` without those of its entries up to epoch ``known`` that ``cover`` holds."""
+    covered = {entry[2].region for entry in entries if entry[0] <= known and contains(cover, entry[2].region)}
+    if not covered:
+        return table
+    return {region: entry for region, entry in table.items() if region not in covered}
 
 
 class Residue(NamedTuple):
@@ -120,9 +185,12 @@ allocation, where the pool's own lane may still run into it."""
 class Pool:
     """Freed blocks that later allocations may be served from; see Note [Reuse]."""
 
-    __slots__ = ("own_read", "own_write", "residue", "snapshot")
+    __slots__ = ("own_read", "own_write", "residue", "snapshot", "spare")
 
     def __init__(self) -> None:
+        self.spare: list[Block] = []
+        """Freed blocks that only their own lane used, cleared, to be used again: most blocks live for a few
+        ops, and making one takes longer than all that is done with it."""
         self.own_write: Owed | None = None
         self.own_read: Owed | None = None
         self.residue: dict[int, dict[Key, Residue]] = {}
@@ -134,7 +202,7 @@ class Pool:
         for lane, history in block.lanes.items():
             known = done[lane]
             if lane == block.owner:
-                self._take_own(history, known, (free, block.site))
+                self.take_own(history, known, free, block.site)
                 continue
             if history.done(known):
                 continue
@@ -152,14 +220,16 @@ class Pool:
                         group[key] = Residue(lane, entry, freed)
             self.snapshot = None
 
-    def _take_own(self, history: History, known: int, freed: tuple[Free, int]) -> None:
+    def take_own(self, history: History, known: int, free: Free, site: int) -> None:
         """Keep the last write and the last read of the pool's own lane."""
         entry = history.last_write
-        if entry[0] > known and (self.own_write is None or self.own_write[0][0] < entry[0]):
-            self.own_write = (entry, *freed)
+        epoch = entry[0]
+        if epoch > known and (self.own_write is None or self.own_write[0][0] < epoch):
+            self.own_write = (entry, free, site)
         entry = history.last_read
-        if entry[0] > known and (self.own_read is None or self.own_read[0][0] < entry[0]):
-            self.own_read = (entry, *freed)
+        epoch = entry[0]
+        if epoch > known and (self.own_read is None or self.own_read[0][0] < epoch):
+            self.own_read = (entry, free, site)
 
     def hazards(self, host: Clock, owner: Clock) -> tuple[Residue, ...]:
         """What other lanes may still do to memory that is handed out now."""

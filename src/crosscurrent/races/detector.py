@@ -4,12 +4,13 @@ How it remembers accesses and freed memory is told in ``blocks.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from crosscurrent.races.blocks import (
+    ALONE,
+    MOST_SPARE,
     NEVER,
-    NOTHING,
     REGIONS,
     SMALL_BLOCK,
     Block,
@@ -35,12 +36,13 @@ from crosscurrent.trace.records import (
     Op,
     Record,
     RecordEvent,
-    Region,
     TraceInfo,
     Unknown,
     UseStream,
     WaitEvent,
 )
+
+_PINNED = MemoryKind.PINNED
 
 
 class HostWaitCount(NamedTuple):
@@ -51,9 +53,6 @@ class HostWaitCount(NamedTuple):
     """The lanes waited for; an event's is that on which it was recorded."""
 
     times: int
-    idle: int = 0
-    """How often there was nothing to wait for: the host knew all work to be done."""
-
 
 class UnknownCount(NamedTuple):
     """Something that could not be understood, and how often it was met."""
@@ -77,12 +76,13 @@ class Detector:
     def __init__(self) -> None:
         self._clocks = Clocks()
         self._blocks: dict[int, Block] = {}
-        self._pools: dict[tuple[bool, int, bool], Pool] = {}
+        # By whether they are of pinned memory, and the lane that owns them; small blocks have their own.
+        self._small: dict[tuple[bool, int], Pool] = {}
+        self._large: dict[tuple[bool, int], Pool] = {}
         self._found = Collector()
         self._host_waits: dict[tuple[Any, ...], HostWaitCount] = {}
         self._unknown: dict[tuple[Any, ...], UnknownCount] = {}
         self._feeders: dict[type, Callable[[Any], None]] = {
-            Op: self._op,
             Alloc: self._alloc,
             Free: self._free,
             UseStream: self._use_stream,
@@ -95,7 +95,47 @@ class Detector:
 
     def feed(self, record: Record) -> None:
         """Take in the next record of the trace."""
-        self._feeders[record.__class__](record)
+        if record.__class__ is not Op:
+            self._feeders[record.__class__](record)
+            return
+        lane = record[1]
+        clock = self._clocks.of(lane)
+        if lane == HOST:
+            for access in record[4]:
+                self._host_access(record, access, clock)
+            return
+        epoch = clock[lane] = clock[lane] + 1
+        blocks = self._blocks
+        for access in record[4]:
+            number, region, write, _, _, kept = access
+            try:
+                block = blocks[number]
+            except KeyError:
+                block = self._unannounced(number, record)
+            history = block.mine if block.sole == lane else self._compare(block, record, access, clock)
+            if kept:
+                block.hold(lane)
+            entry = (epoch, record, access)
+            if not write:
+                # As ``History.read`` does it, for the usual case.
+                last = history.last_read
+                if history.reads is ALONE and (last is NEVER or last[2][1] is region):
+                    history.last_read = entry
+                elif history.read(entry):
+                    self._forget(block)
+            elif region[2] != block.nbytes:
+                if history.write(entry):
+                    self._forget(block)
+            else:
+                # The write covers the whole block, so it replaces all that is ordered before it.
+                history.last_write = entry
+                history.last_read = NEVER
+                history.writes = history.reads = ALONE
+                if block.sole == lane:
+                    block.hazards = ()
+                    block.own_write = block.own_read = None
+                    if len(block.lanes) != 1:
+                        block.lanes = {lane: history}
 
     def findings(self, info: TraceInfo) -> list[Finding]:
         """The races so far: one finding for each missing edge, in a stable order, with stable ids."""
@@ -122,59 +162,12 @@ class Detector:
         kept = self._clocks.num_recordings
         for block in self._blocks.values():
             kept += 1 + len(block.hazards)
-            kept += sum(len(history.writes) + len(history.reads) for history in block.lanes.values())
-        for pool in self._pools.values():
+            kept += sum(history.num_entries() for history in block.lanes.values())
+        for pool in (*self._small.values(), *self._large.values()):
             kept += 2 + sum(map(len, pool.residue.values()))
         return kept
 
     # Accesses.
-
-    def _op(self, op: Op) -> None:
-        lane = op[1]
-        clock = self._clocks.of(lane)
-        if lane == HOST:
-            for access in op[4]:
-                self._host_access(op, access, clock)
-            return
-        epoch = clock[lane] = clock[lane] + 1
-        blocks = self._blocks
-        for access in op[4]:
-            number, region, write, _, _, kept = access
-            try:
-                block = blocks[number]
-            except KeyError:
-                block = self._unannounced(number, op)
-            history = block.mine if block.sole == lane else self._compare(block, op, access, clock)
-            if kept:
-                block.hold(lane)
-            entry = (epoch, op, access)
-            if write:
-                if region[2] == block.nbytes:
-                    # The write covers the whole block, so it replaces all that is ordered before it.
-                    history.writes = {region: entry}
-                    history.last_write = entry
-                    history.reads = NOTHING
-                    history.last_read = NEVER
-                    if block.sole == lane:
-                        block.hazards = ()
-                        block.own_write = block.own_read = None
-                        if len(block.lanes) != 1:
-                            block.lanes = {lane: history}
-                    continue
-                history.last_write = entry
-                entries = history.writes
-                if entries is NOTHING:
-                    history.writes = {region: entry}
-                    continue
-            else:
-                history.last_read = entry
-                entries = history.reads
-                if entries is NOTHING:
-                    history.reads = {region: entry}
-                    continue
-            entries[region] = entry
-            if len(entries) > history.limit:
-                self._forget(block)
 
     def _host_access(self, op: Op, access: Access, clock: Clock) -> None:
         """Test an access of the host; it leaves nothing behind, for nothing issued later can precede it."""
@@ -221,11 +214,11 @@ class Detector:
             if history.last_write[0] > known:
                 clean = False
                 kind = RaceKind.WRITE_AFTER_WRITE if access.write else RaceKind.READ_AFTER_WRITE
-                self._meet(block, kind, other, history.writes, known, op, access)
+                self._meet(block, kind, other, history.written(), known, op, access)
             if history.last_read[0] > known:
                 clean = False
                 if access.write:
-                    self._meet(block, RaceKind.WRITE_AFTER_READ, other, history.reads, known, op, access)
+                    self._meet(block, RaceKind.WRITE_AFTER_READ, other, history.seen(), known, op, access)
         for residue in block.hazards:
             if residue.lane != lane and residue.entry[0] > clock[residue.lane]:
                 clean = False
@@ -251,15 +244,15 @@ class Detector:
         block: Block,
         kind: RaceKind,
         lane: int,
-        entries: dict[Region, Entry],
+        entries: Iterable[Entry],
         known: int,
         op: Op,
         access: Access,
     ) -> None:
         """Report what of another lane's ``entries`` overlaps and is not ordered before an access."""
-        for region, entry in entries.items():
+        for entry in entries:
             if entry[0] > known:
-                answer = overlap(region, access.region)
+                answer = overlap(entry[2].region, access.region)
                 if answer is not Overlap.NO:
                     certain = answer is Overlap.YES
                     self._found.race(kind, lane, entry, op, access, block.memory, certain=certain)
@@ -282,15 +275,22 @@ class Detector:
 
     def _alloc(self, alloc: Alloc) -> None:
         _, number, owner, nbytes, memory, site, fresh = alloc
-        pinned = memory is MemoryKind.PINNED
+        pinned = memory is _PINNED
         if pinned:
             # One pool for all: a pinned block belongs to no stream, and is the host's when it is handed out.
             owner = HOST
-        key = (pinned, owner, not pinned and nbytes <= SMALL_BLOCK)
-        pool = self._pools.get(key)
+        pools = self._large if pinned or nbytes > SMALL_BLOCK else self._small
+        pool = pools.get((pinned, owner))
         if pool is None:
-            pool = self._pools[key] = Pool()
+            pool = pools[pinned, owner] = Pool()
             self._clocks.of(owner)  # clocks have room for all lanes of which there is a history
+        if fresh and pool.spare and not pool.residue:
+            block = self._blocks[number] = pool.spare.pop()
+            block.nbytes = nbytes
+            block.site = site
+            block.own_write = pool.own_write
+            block.own_read = pool.own_read
+            return
         block = self._blocks[number] = Block(nbytes, memory, owner, pool, site)
         if not fresh:
             return
@@ -307,7 +307,7 @@ class Detector:
             block.sole = owner
 
     def _free(self, free: Free) -> None:
-        block = self._blocks.pop(free.block, None)
+        block = self._blocks.pop(free[1], None)
         if block is None or not block.lanes:
             return
         pool = block.pool
@@ -315,6 +315,13 @@ class Detector:
             self._not_understood(_homeless(free))
             return
         done = self._clocks.host
+        if block.sole == block.owner and not (block.hazards or block.used or len(block.lanes) > 1):
+            history = block.mine
+            pool.take_own(history, done[block.owner], free, block.site)
+            history.clear()
+            if not block.told and len(pool.spare) < MOST_SPARE:
+                pool.spare.append(block)
+            return
         if block.used:
             for lane in block.used:
                 done = list(map(max, done, self._clocks.of(lane)))
@@ -346,7 +353,6 @@ class Detector:
             self._found.waited_for_nothing(wait)
 
     def _host_wait(self, wait: HostWait) -> None:
-        idle = int(self._clocks.all_done)
         recording = self._clocks.host_wait(wait)
         lanes = wait.lanes if recording is None else (recording.record.lane,)
         if lanes:
@@ -354,9 +360,7 @@ class Detector:
         key = (wait.kind, wait.op, wait.site, lanes)
         before = self._host_waits.get(key)
         self._host_waits[key] = (
-            HostWaitCount(wait, lanes, 1, idle)
-            if before is None
-            else before._replace(times=before.times + 1, idle=before.idle + idle)
+            HostWaitCount(wait, lanes, 1) if before is None else before._replace(times=before.times + 1)
         )
 
     def _not_understood(self, unknown: Unknown) -> None:

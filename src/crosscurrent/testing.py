@@ -125,7 +125,11 @@ def assert_bit_identical(off: object, on: object) -> None:
 def drop_edge(where: str, *, call: str | None = None, occurrence: int | None = None) -> Iterator[ChangedEdge]:
     """Leave out the sync calls that are made at ``where``, on simulated CUDA where there is no GPU.
 
-    See ``crosscurrent.stress.edges.drop_edge``.
+    ``where`` is ``file:line``, ``file:function``, ``file:Class.method`` or without a file; of files and of names
+    the end is enough. ``call`` (``record``, ``record_event``, ``wait``, ``wait_event``, ``wait_stream``,
+    ``synchronize``) tells calls in one place apart, and ``occurrence``, from 0, the times. The value tells what
+    was ``matched``. Raises ``WrongUseError`` at the end, with the nearest calls, if there was no such call, and
+    if they were in several functions.
     """
     with _cuda(), edges.drop_edge(where, call=call, occurrence=occurrence) as edge:
         yield edge

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
@@ -201,10 +202,49 @@ def test_everything_is_put_back() -> None:
 
 
 def test_an_edge_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(crosscurrent.WrongUseError, match="0 calls of wait_event were made"):
-        num_races(Pipeline().by_event, drop_edge("nowhere.py:3", call="wait_event"))
-    with pytest.raises(crosscurrent.WrongUseError, match="number 6 was wanted"):
+    with pytest.raises(crosscurrent.WrongUseError, match=r"number 6 \(from 0\) was wanted"):
         num_races(Pipeline().by_event, drop_edge("Pipeline.wait", occurrence=6))
+    with pytest.raises(crosscurrent.WrongUseError, match="when= never said True"):
+        num_races(Pipeline().by_event, drop_edge("Pipeline.wait", when=lambda: False))
+    with pytest.raises(crosscurrent.WrongUseError, match="run the program inside of the context"):
+        num_races(lambda: None, drop_edge("Pipeline.wait"))
+
+
+def test_the_nearest_calls_are_named_where_there_was_none() -> None:
+    with pytest.raises(crosscurrent.WrongUseError) as caught:
+        num_races(Pipeline().by_event, drop_edge("test_edges.py:Pipelin.wait", call="wait_event"))
+    head, *lines = str(caught.value).splitlines()
+    assert head.startswith(
+        "nothing was changed: no call of wait_event was made at 'test_edges.py:Pipelin.wait'"
+    )
+    line = Pipeline.wait.__code__.co_firstlineno + 1
+    assert lines[0] == f"  wait_event at test_edges.py:{line} (Pipeline.wait)"
+    assert any("record at " in other for other in lines[1:])
+
+
+def test_what_was_changed_is_told() -> None:
+    with drop_edge("wait") as edge:
+        Pipeline().by_event()
+    line = Pipeline.wait.__code__.co_firstlineno + 1
+    assert edge.matched == {f"test_edges.py:{line} (Pipeline.wait)": 6}
+
+
+def test_a_name_of_two_functions_is_refused() -> None:
+    class Other(Pipeline):
+        def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+            stream.wait_event(event)
+
+    def both() -> None:
+        Pipeline().by_event()
+        Other().by_event()
+
+    with pytest.raises(
+        crosscurrent.WrongUseError, match=r"2 functions, \S+:Pipeline.wait and \S+Other.wait;"
+    ):
+        num_races(both, drop_edge("test_edges.py:wait"))
+    with drop_edge("Other.wait") as edge:
+        both()
+    assert edge.changed == 6
 
 
 def test_an_error_of_the_program_comes_through() -> None:
@@ -223,9 +263,31 @@ def test_wrong_use_is_refused() -> None:
         pass
 
 
+@pytest.mark.parametrize("where", [None, 84, "", "loader.py:", b"loader.py:84"])
+def test_what_names_no_place_is_refused(where: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"where must name a call site, .*, got "):
+        ChangedEdge(where)
+
+
 def test_places_are_named_by_line_or_function() -> None:
-    site = Site("/home/me/loader.py", 84, "Prefetcher.fill")
-    for where in ("loader.py:84", "me/loader.py:84", "loader.py:Prefetcher.fill", "Prefetcher.fill"):
-        assert names(where, site)
-    for where in ("loader.py:85", "oader.py:84", "fill", "other.py:Prefetcher.fill"):
-        assert not names(where, site)
+    site = Site("/home/me/loader.py", 84, "main.<locals>.Prefetcher.fill")
+    for where in (
+        "loader.py:84",
+        "me/loader.py:84",
+        "loader.py:Prefetcher.fill",
+        "loader.py:fill",
+        "Prefetcher.fill",
+        "fill",
+        "main.<locals>.Prefetcher.fill",
+        "main.Prefetcher.fill",
+    ):
+        assert names(where, site), where
+    for where in (
+        "loader.py:85",
+        "oader.py:84",
+        "ill",
+        "Fetcher.fill",
+        "Prefetcher",
+        "other.py:Prefetcher.fill",
+    ):
+        assert not names(where, site), where

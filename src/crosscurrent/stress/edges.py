@@ -5,10 +5,11 @@
     with weaken_edge("Prefetcher.fill", call="wait_event", occurrence=3, stream=other):
         step()
 
-An edge is named by the call that makes it: a file and a line, a file and a function, or a function alone. The
-calls of ``torch.cuda.Stream`` and ``torch.cuda.Event`` are wrapped while a context is entered, so this works
-for any program, on simulated CUDA and on a real GPU. (The generic ``torch.Stream`` and ``torch.Event`` are
-C++ classes in builds with CUDA, which cannot be wrapped.)
+An edge is named by the call that makes it: ``file:line``, ``file:function``, ``file:Class.method``,
+``Class.method`` or a function alone; see ``names``. The calls of ``torch.cuda.Stream`` and
+``torch.cuda.Event`` are wrapped while a context is entered, so this works for any program, on simulated CUDA
+and on a real GPU. (The generic ``torch.Stream`` and ``torch.Event`` are C++ classes in builds with CUDA,
+which cannot be wrapped.)
 
 What a weakened edge does:
 
@@ -20,8 +21,11 @@ What a weakened edge does:
 
 from __future__ import annotations
 
+import difflib
 import functools
+import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,12 +33,16 @@ from typing import Any, TypeAlias
 
 import torch
 
+from crosscurrent.checks import whole_number
 from crosscurrent.errors import WrongUseError
 from crosscurrent.trace.records import Site
 from crosscurrent.trace.sites import Sites
 
 CALLS = ("record", "record_event", "wait", "wait_event", "wait_stream", "synchronize")
 """The calls that make an edge, by the name of the method."""
+
+_MOST_CANDIDATES = 5
+"""Calls listed where none was where it should have been."""
 
 StreamOrMaker: TypeAlias = torch.cuda.Stream | Callable[[], torch.cuda.Stream]
 
@@ -59,9 +67,27 @@ class ChangedEdge:
     changed: int = 0
     """Of these, the ones that were dropped or weakened."""
 
+    matched: Counter[str] = field(default_factory=Counter)
+    """Where these were, as ``file:line (function)``, and how many."""
+
+    functions: set[str] = field(default_factory=set)
+    """The functions in which these were, as ``file:function``."""
+
+    seen: Counter[tuple[str, Site]] = field(default_factory=Counter)
+    """All sync calls that were made meanwhile, and where: what could have been named."""
+
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.where, str) or not self.where.rpartition(":")[2].strip():
+            kind = ValueError if isinstance(self.where, str) else TypeError
+            raise kind(
+                "where must name a call site, such as 'loader.py:84', 'loader.py:Loader.fill' or "
+                f"'Loader.fill', got {self.where!r}"
+            )
+        for name in ("occurrence", "earlier"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name))
         if self.call is not None and self.call not in CALLS:
             raise ValueError(f"call must be one of {', '.join(CALLS)}, got {self.call!r}")
         if self.occurrence is not None and self.occurrence < 0:
@@ -77,26 +103,41 @@ class ChangedEdge:
 
     def takes(self, call: str, site: Site) -> bool:
         """Whether a call is to be changed; counts it."""
-        if self.call not in (None, call) or not names(self.where, site):
-            return False
         with self._lock:
+            self.seen[call, site] += 1
+            if self.call not in (None, call) or not names(self.where, site):
+                return False
             number = self.calls
             self.calls += 1
             if self.occurrence not in (None, number) or not (self.when is None or self.when()):
                 return False
             self.changed += 1
+            self.matched[_told(site)] += 1
+            self.functions.add(f"{os.path.basename(site.file)}:{_plain(site.function)}")
             return True
 
 
 def names(where: str, site: Site) -> bool:
     """Whether ``file:line``, ``file:function`` or ``function`` names a call site.
 
-    Of a file, the end is enough: ``loader.py`` names ``/home/me/loader.py``, and so does ``me/loader.py``.
+    Of a file, the end is enough: ``loader.py`` names ``/home/me/loader.py``, and so does ``me/loader.py``. So
+    it is for a function: ``fill`` and ``Loader.fill`` name the method ``Loader.fill``, also where the class
+    is defined in a function.
     """
     file, colon, inner = where.rpartition(":")
     if colon and site.file != file and not site.file.endswith("/" + file):
         return False
-    return str(site.line) == inner or site.function == inner
+    return str(site.line) == inner or f".{_plain(site.function)}".endswith(f".{_plain(inner)}")
+
+
+def _plain(function: str) -> str:
+    """A function without the marks of what it is defined in: ``main.<locals>.fill`` is ``main.fill``."""
+    return function.replace(".<locals>", "")
+
+
+def _told(site: Site) -> str:
+    """A call site as ``where`` could name it, and more."""
+    return f"{os.path.basename(site.file)}:{site.line} ({_plain(site.function)})"
 
 
 @contextmanager
@@ -149,11 +190,51 @@ def _changing(edge: ChangedEdge) -> Iterator[ChangedEdge]:
     finally:
         wrapped.restore()
     if not edge.changed:
-        wanted = "" if edge.occurrence is None else f", and number {edge.occurrence} was wanted"
+        raise WrongUseError(_nothing(edge))
+    if len(edge.functions) > 1:
+        functions = " and ".join(sorted(edge.functions))
         raise WrongUseError(
-            f"nothing was changed: {edge.calls} calls of {edge.call or 'any kind'} were made at "
-            f"{edge.where!r}{wanted}"
+            f"{edge.where!r} names calls in {len(edge.functions)} functions, {functions}; "
+            "name one of them, or a line"
         )
+
+
+def _nothing(edge: ChangedEdge) -> str:
+    """Why nothing was changed, and what could have been."""
+    what = f"call of {edge.call}" if edge.call else "sync call"
+    if edge.calls and edge.occurrence is not None:
+        times = "once" if edge.calls == 1 else f"{edge.calls} times"
+        return (
+            f"nothing was changed: there was a {what} at {edge.where!r} {times}, and number "
+            f"{edge.occurrence} (from 0) was wanted"
+        )
+    if edge.calls:
+        return f"nothing was changed: there was a {what} at {edge.where!r}, but when= never said True"
+    if not edge.seen:
+        return (
+            f"nothing was changed: no sync call was made at all, at {edge.where!r} or elsewhere; run the "
+            "program inside of the context"
+        )
+    made = [f"{call} at {_told(site)}" for call, site in _nearest(edge)]
+    more = len(edge.seen) - len(made)
+    return (
+        f"nothing was changed: no {what} was made at {edge.where!r}. These were made"
+        f"{f', and {more} others' if more else ''}:\n" + "\n".join(f"  {line}" for line in made)
+    )
+
+
+def _nearest(edge: ChangedEdge) -> list[tuple[str, Site]]:
+    """The calls that were made which are most like the one that was named, the likest first."""
+
+    def unlikeness(seen: tuple[str, Site]) -> float:
+        call, site = seen
+        function = _plain(site.function)
+        file = os.path.basename(site.file)
+        spellings = function, function.rpartition(".")[2], f"{file}:{function}", f"{file}:{site.line}"
+        like = max(difflib.SequenceMatcher(None, edge.where, each).ratio() for each in spellings)
+        return -like - (edge.call == call)
+
+    return sorted(edge.seen, key=unlikeness)[:_MOST_CANDIDATES]
 
 
 class _Wrapped:

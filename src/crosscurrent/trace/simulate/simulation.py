@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch.utils import _python_dispatch
 
+from crosscurrent.checks import whole_number
 from crosscurrent.trace.simulate.capture import Captures
 from crosscurrent.trace.simulate.clock import Clock
 from crosscurrent.trace.simulate.dispatch import SimulatedDispatch
@@ -24,6 +25,9 @@ from crosscurrent.trace.simulate.patches import Patches
 from crosscurrent.trace.simulate.queues import Queue, Queues
 from crosscurrent.trace.simulate.streams import Event, query_cost
 from crosscurrent.trace.simulate.taps import Taps
+
+MOST_DEVICES = 120
+"""PyTorch keeps a device's number in 8 bits, and has room for this many (C10_COMPILE_TIME_MAX_GPUS)."""
 
 _active: Simulation | None = None
 
@@ -47,10 +51,10 @@ class Simulation:
     """Simulated CUDA devices. A context manager, for one use."""
 
     def __init__(self, devices: int = 1, capacity: int = DEFAULT_CAPACITY) -> None:
-        if devices < 1:
-            raise ValueError(f"devices must be at least 1, got {devices}")
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1 byte, got {capacity}")
+        devices = whole_number("devices", devices, least=1)
+        if devices > MOST_DEVICES:
+            raise ValueError(f"devices must be at most {MOST_DEVICES}, as PyTorch allows, got {devices}")
+        capacity = whole_number("capacity", capacity, least=1, unit=" byte")
         self.num_devices = devices
         self.capacity = capacity
         self.clock = Clock()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 
 def whole_number(name: str, value: object, *, least: int | None = None, unit: str = "") -> int:
     """``value``, which has to be a whole number, and at least ``least``.
@@ -23,3 +26,17 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r} ({type(value).__name__})")
     return value
+
+
+def file_path(name: str, value: object) -> Path:
+    """``value`` as the path of a file that is there."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be the path of a file, got {value!r} ({type(value).__name__})")
+    path = Path(value)
+    if "\0" not in str(path) and path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file in it")
+    if "\0" in str(path) or not path.exists():
+        raise FileNotFoundError(f"there is no file {str(path)!r}; look at its name and at the working folder")
+    if not path.is_file():
+        raise OSError(f"{path} is no ordinary file; name one")
+    return path

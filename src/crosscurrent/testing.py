@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from crosscurrent.races.findings import Finding
 from crosscurrent.races.watch import Watch, watch
 from crosscurrent.stress import edges
 from crosscurrent.stress.edges import ChangedEdge
+from crosscurrent.trace.records import WAIT_KINDS
 from crosscurrent.trace.simulate import active, simulate
 
 __all__ = [
@@ -64,11 +66,15 @@ def assert_race_free(step: Callable[[], object] | Watch) -> Watch:
     return seen
 
 
-def assert_races(step: Callable[[], object] | Watch, *, match: str | None = None) -> list[Finding]:
+def assert_races(
+    step: Callable[[], object] | Watch, *, match: str | re.Pattern[str] | None = None
+) -> list[Finding]:
     """Assert that ``step`` has a race whose text contains the regular expression ``match``.
 
     Gives the findings that do. Raises ``AssertionError`` with those that do not.
     """
+    if match is not None:
+        _require_pattern(match)
     findings = _watched(step).findings
     if not findings:
         raise AssertionError("no race was found, expected one")
@@ -85,8 +91,12 @@ def assert_no_host_wait(step: Callable[[], object] | Watch, *, allow: Iterable[s
     ``allow`` names kinds of waits that are all right, such as ``allocation``; see ``Watch.host_waits``. A
     query is no wait. Raises ``AssertionError`` with the calls and their places.
     """
-    seen = _watched(step)
+    if isinstance(allow, str) or not isinstance(allow, Iterable):
+        raise TypeError(f"allow must list kinds of waits, such as ['allocation'], got {allow!r}")
     fine = {"query", *allow}
+    if odd := [kind for kind in fine if kind not in WAIT_KINDS]:
+        raise ValueError(f"there is no wait called {odd[0]!r}; the kinds are {', '.join(WAIT_KINDS)}")
+    seen = _watched(step)
     waits = Counter(wait for wait in seen.host_waits if wait.kind not in fine)
     if waits:
         lines = [
@@ -110,8 +120,8 @@ def assert_bit_identical(off: object, on: object) -> None:
     if first.keys() != second.keys():
         odd = sorted(first.keys() ^ second.keys())
         raise AssertionError(f"only one side has {', '.join(name or 'a value' for name in odd)}")
-    if not first:
-        raise AssertionError("there is nothing to compare on either side")
+    if all(value is None for value in first.values()) and all(value is None for value in second.values()):
+        raise AssertionError("there is nothing to compare on either side; let both give what they computed")
     said = [
         f"  {name or 'value'}: {difference}"
         for name, value in first.items()
@@ -125,11 +135,11 @@ def assert_bit_identical(off: object, on: object) -> None:
 def drop_edge(where: str, *, call: str | None = None, occurrence: int | None = None) -> Iterator[ChangedEdge]:
     """Leave out the sync calls that are made at ``where``, on simulated CUDA where there is no GPU.
 
-    ``where`` is ``file:line``, ``file:function``, ``file:Class.method`` or without a file; of files and of names
-    the end is enough. ``call`` (``record``, ``record_event``, ``wait``, ``wait_event``, ``wait_stream``,
-    ``synchronize``) tells calls in one place apart, and ``occurrence``, from 0, the times. The value tells what
-    was ``matched``. Raises ``WrongUseError`` at the end, with the nearest calls, if there was no such call, and
-    if they were in several functions.
+    ``where`` is ``file:line``, ``file:function``, ``file:Class.method``, or the same without a file; of files
+    and of names the end is enough. ``call`` (``record``, ``record_event``, ``wait``, ``wait_event``,
+    ``wait_stream``, ``synchronize``) tells calls in one place apart, and ``occurrence``, from 0, the times.
+    The value tells what was ``matched``. Raises ``WrongUseError`` at the end if there was no such call, with
+    the nearest ones, and if there were some in several functions.
     """
     with _cuda(), edges.drop_edge(where, call=call, occurrence=occurrence) as edge:
         yield edge
@@ -163,6 +173,17 @@ def _cuda() -> Iterator[None]:
         return
     with simulate():
         yield
+
+
+def _require_pattern(match: object) -> None:
+    if not isinstance(match, str | re.Pattern):
+        raise TypeError(f"match must be a regular expression, such as 'read-after-write', got {match!r}")
+    try:
+        re.search(match, "")
+    except (re.error, TypeError) as error:
+        raise ValueError(
+            f"match must be a regular expression for text, got {match!r} ({error}); re.escape quotes a text"
+        ) from error
 
 
 def _watched(step: Callable[[], object] | Watch) -> Watch:
@@ -199,6 +220,8 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         for index, item in enumerate(value):
             yield from _flat(_join(name, str(index)), item)
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        yield name, torch.from_numpy(value)
     else:
         yield name, value
 
@@ -210,11 +233,11 @@ def _join(name: str, key: str) -> str:
 def _difference(one: Any, other: Any) -> str | None:
     """In what two leaves differ; None if in nothing."""
     if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        # repr tells -0.0 from 0.0, and finds NaN equal to itself.
-        same = type(one) is type(other) and (
-            one == other if not isinstance(one, float) else repr(one) == repr(other)
+        return None if _same(one, other) else f"{one!r} and {other!r}"
+    if not (one.layout is other.layout is torch.strided):
+        raise TypeError(
+            f"{one.layout} and {other.layout} have no bits to compare; pass what they are made of"
         )
-        return None if same else f"{one!r} and {other!r}"
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"
     one, other = one.detach().cpu().contiguous(), other.detach().cpu().contiguous()
@@ -229,6 +252,23 @@ def _difference(one: Any, other: Any) -> str | None:
     nan = int((one != one).sum()), int((other != other).sum())
     said = f"{count} of {one.numel()} elements differ, by up to {float(distance.max()):.6g}"
     return f"{said}; {nan[0]} and {nan[1]} NaN" if any(nan) else said
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values that are not both tensors are the same."""
+    for value in (one, other):
+        if value is not None and getattr(type(value), "__eq__", None) is getattr(object, "__eq__", None):
+            raise TypeError(f"values of type {type(value).__name__} cannot be compared; pass their tensors")
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float | complex):
+        return repr(one) == repr(other)  # which tells -0.0 from 0.0, and finds NaN equal to itself
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError) as error:  # of many values at once, as arrays have
+        raise TypeError(
+            f"values of type {type(one).__name__} cannot be compared; pass their tensors"
+        ) from error
 
 
 def _bytes(tensor: Tensor) -> Tensor:

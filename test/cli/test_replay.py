@@ -105,7 +105,7 @@ def test_what_is_wrong_with_a_file_or_a_schedule_is_said(
         ([trace, "cc7" + schedule[3:]], "version 'cc7'"),
         ([fixed, schedule], "belongs to program"),
         ([str(tmp_path / "damaged.ccp"), schedule], "damaged"),
-        ([str(tmp_path / "nothing.ccp")], "no program at"),
+        ([str(tmp_path / "nothing.ccp")], "there is no file"),
         ([trace, schedule, "--schedules", "2"], "either one SCHEDULE"),
         ([trace, "--schedules", "-2"], "not negative"),
         ([trace, "--schedules", "2", "--engine", "processes", "--workers", "0"], "at least 1"),

@@ -157,3 +157,27 @@ def test_what_does_not_even_compile_has_no_variables(tmp_path: Path) -> None:
     seen: list[object] = []
     run(Script(program=_write(tmp_path, "(")), on_os_exit=_never, on_end=seen.append)
     assert seen == [{}]
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "why"),
+    [
+        (
+            "def (\n",
+            "SyntaxError: invalid syntax ({path}, line 1)",
+            "SyntaxError: invalid syntax ({path}, line 1)",
+        ),
+        ("raise ValueError('a\\nb')", "ValueError: a\nb", "ValueError: a ..."),
+        ("raise KeyError", "KeyError", "KeyError"),
+        ("import sys; sys.exit('no')", "no", "no"),
+        ("import sys; sys.exit(7)", None, "exit status 7"),
+    ],
+)
+def test_why_it_failed_is_one_line(
+    source: str, error: str | None, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _write(tmp_path, source)
+    ending = run(Script(program=path), on_os_exit=_never)
+    assert ending.error == (error and error.format(path=path))
+    assert ending.why == why.format(path=path)
+    capsys.readouterr()

@@ -8,6 +8,7 @@ import difflib
 import importlib
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -133,7 +134,7 @@ def _parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
 def _explain(program: str, error: Exception) -> tuple[str, ExitCode]:
     """One line that says what went wrong and what to do, and the exit code for it."""
     if isinstance(error, argparse.ArgumentError):
-        return f"{error} (`{program} --help` lists the options)", ExitCode.WRONG_USE
+        return f"{_plain(str(error))} (`{program} --help` lists the options)", ExitCode.WRONG_USE
     if isinstance(error, WrongUseError):
         return str(error), ExitCode.WRONG_USE
     if isinstance(error, CommandError):
@@ -142,6 +143,19 @@ def _explain(program: str, error: Exception) -> tuple[str, ExitCode]:
         what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         return f"{what} (--traceback shows where)", ExitCode.NO_VERDICT
     return f"{type(error).__name__}: {error} (--traceback shows where)", ExitCode.NO_VERDICT
+
+
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
+
+
+def _plain(message: str) -> str:
+    """The parser's complaints in the words of somebody who types options."""
+    words = " ".join(message.split())
+    found = re.fullmatch(r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\. Got value: ?(.*)", words)
+    if found is not None and found[2] in _KINDS:
+        return f"--{found[1]} must be {_KINDS[found[2]]}, got {found[3]!r}"
+    # What comes after the program's name may well be nothing.
+    return words.replace("are required: program, arguments", "are required: the program to run")
 
 
 def _complain(program: str, message: str, code: ExitCode) -> ExitCode:

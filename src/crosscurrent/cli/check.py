@@ -170,8 +170,9 @@ def _show(report: Report, ending: Ending, files: _Files, remarks: Sequence[str])
     for remark in remarks:
         sys.stderr.write(f"\n{remark}\n")
     if ending.failed:
-        what = ending.error or f"exit status {ending.status}"
-        sys.stderr.write(f"\nthe program itself failed ({what}): what it did not reach was not looked at\n")
+        sys.stderr.write(
+            f"\nthe program itself failed ({ending.why}): what it did not reach was not looked at\n"
+        )
     sys.stderr.flush()
 
 

@@ -119,8 +119,7 @@ def _show(overlap: Overlap, arguments: Namespace, ending: Ending, files: _Files,
     for remark in ending.remarks:
         sys.stderr.write(f"\n{remark}\n")
     if ending.failed:
-        what = ending.error or f"exit status {ending.status}"
-        sys.stderr.write(f"\nthe program itself failed ({what}): this is the overlap up to there\n")
+        sys.stderr.write(f"\nthe program itself failed ({ending.why}): this is the overlap up to there\n")
     sys.stderr.flush()
 
 

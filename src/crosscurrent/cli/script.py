@@ -102,7 +102,7 @@ class Ending:
     status: int
     """The exit status that its process would have had."""
     error: str | None = None
-    """What its traceback says last, if an exception ended it."""
+    """The exception that ended it and its message, if one did; or what it gave ``sys.exit`` to say."""
 
     remarks: tuple[str, ...] = ()
     """What a person has to know about the processes that it started, one paragraph each."""
@@ -111,6 +111,14 @@ class Ending:
     def failed(self) -> bool:
         """Whether the script says that it did not succeed."""
         return self.status != 0
+
+    @property
+    def why(self) -> str:
+        """Why it failed, in one line."""
+        lines = [line for line in (self.error or "").splitlines() if line.strip()]
+        if not lines:
+            return f"exit status {self.status}"
+        return lines[0] + (" ..." if len(lines) > 1 else "")
 
 
 def run(
@@ -161,9 +169,18 @@ def _run(script: Script) -> tuple[Ending, Namespace]:
         return Ending(status=INTERRUPT_STATUS, error="KeyboardInterrupt"), _namespace_of(error)
     except BaseException as error:
         _print_traceback(error)
-        ending = Ending(status=1, error="".join(traceback.format_exception_only(error)).strip())
+        ending = Ending(status=1, error=_said(error))
         return ending, _namespace_of(error)
     return Ending(status=0), namespace
+
+
+def _said(error: BaseException) -> str:
+    """The exception and its message, without the lines of source that Python shows of a syntax error."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    if not isinstance(error, SyntaxError):
+        return text
+    where = f" ({error.filename}, line {error.lineno})" if error.filename and error.lineno else ""
+    return text.splitlines()[-1] + where
 
 
 def _namespace_of(error: BaseException) -> Namespace:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from crosscurrent.checks import flag
 from crosscurrent.errors import RaceError, WrongUseError
 from crosscurrent.races.detector import Detector
 from crosscurrent.races.findings import Finding
@@ -79,8 +80,8 @@ class Watch:
     """What was seen while it was entered. Made by :func:`watch`, used once."""
 
     def __init__(self, *, trace: bool = False, full_stack: bool = False) -> None:
-        self._keeps_trace = trace
-        self._full_stack = full_stack
+        self._keeps_trace = flag("trace", trace)
+        self._full_stack = flag("full_stack", full_stack)
         self._detector = Detector()
         self._records: list[Record] = []
         self._tracer: Tracer | None = None
@@ -260,9 +261,20 @@ def access(*, reads: Iterable[Tensor] = (), writes: Iterable[Tensor] = ()) -> No
     it does nothing, so that it can stay in the code.
     """
     if _entered:
-        read, written = tuple(reads), tuple(writes)
+        read, written = _tensors("reads", reads), _tensors("writes", writes)
         for entered in _entered:
             entered.tracer.declared(read, written)
+
+
+def _tensors(name: str, values: Iterable[Tensor] | Tensor) -> tuple[Tensor, ...]:
+    """The tensors that were declared; of one alone, not its rows."""
+    listed = (values,) if isinstance(values, Tensor) or not isinstance(values, Iterable) else tuple(values)
+    for value in listed:
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{name} must be tensors, as in {name}=[a, b], got {value!r} ({type(value).__name__})"
+            )
+    return listed
 
 
 def _source() -> tuple[_Source, Any]:

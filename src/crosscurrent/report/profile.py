@@ -20,6 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from crosscurrent.checks import file_path, flag
 from crosscurrent.errors import WrongUseError
 from crosscurrent.report import kineto
 from crosscurrent.report.costs import Rates
@@ -45,6 +46,9 @@ class OverlapRun:
     """A run whose overlap is looked at. Made by :func:`overlap`, used once; ``result`` when it is over."""
 
     def __init__(self, *, rates: Rates | None = None, call_sites: bool = True) -> None:
+        if rates is not None and not isinstance(rates, Rates):
+            raise TypeError(f"rates must be crosscurrent.report.costs.Rates, got {rates!r}")
+        flag("call_sites", call_sites)
         self._rates = rates
         self._call_sites = call_sites
         self._contexts = ExitStack()
@@ -125,9 +129,12 @@ def overlap(*, rates: Rates | None = None, call_sites: bool = True) -> OverlapRu
     return OverlapRun(rates=rates, call_sites=call_sites)
 
 
-def overlap_of_profile(path: Path) -> Overlap:
-    """The same from a profile that was exported with ``torch.profiler.profile.export_chrome_trace``."""
-    return analyse(kineto.read(path))
+def overlap_of_profile(path: str | Path) -> Overlap:
+    """The same from a profile that was exported with ``torch.profiler.profile.export_chrome_trace``.
+
+    Raises ``OSError`` where there is no such file, and ``ValueError`` where it is none of these.
+    """
+    return analyse(kineto.read(file_path("path", path)))
 
 
 def annotated_call_sites() -> ExitStack:

@@ -54,6 +54,8 @@ class Schedule:
 
         Raises ``DamagedError``, ``VersionError`` or ``ProgramMismatchError``, whichever it is.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"a schedule is a text such as {VERSION}:..., got {text!r}")
         fields = text.strip().split(":")
         if not fields[0].startswith("cc") or not fields[0][2:].isdecimal():
             raise DamagedError(f"this is no schedule: it should start with {VERSION!r}, got {text[:20]!r}")

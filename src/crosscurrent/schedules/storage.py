@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from crosscurrent.checks import file_path
 from crosscurrent.schedules.errors import DamagedError, NotReplayableError, VersionError
 from crosscurrent.schedules.program import Action, Buffer, Call, Given, HostRead, Program, View
 from crosscurrent.trace import records as trace
@@ -81,10 +82,9 @@ def save(program: Program, path: str | Path) -> None:
 def load(path: str | Path) -> Program:
     """Read a program from a file.
 
-    Raises ``DamagedError`` or ``VersionError``, whichever it is, and ``FileNotFoundError``.
+    Raises ``DamagedError`` or ``VersionError``, whichever it is, and ``OSError`` where there is no such file.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no program at {path}")
+    file_path("path", path)
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}

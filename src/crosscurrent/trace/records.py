@@ -155,13 +155,26 @@ class WaitEvent(NamedTuple):
     via: str
 
 
+WAIT_KINDS = (
+    "synchronize",
+    "event",
+    "query",
+    "item",
+    "blocking copy",
+    "pageable copy",
+    "strided copy",
+    "allocation",
+    "data-dependent shape",
+)
+"""How the host can be made to wait."""
+
+
 class HostWait(NamedTuple):
     """The host waited: for recording ``event`` if that is not None, else for all work of ``lanes``.
 
-    ``kind`` is one of ``synchronize``, ``event``, ``query``, ``item``, ``blocking copy``,
-    ``pageable copy``, ``strided copy``, ``allocation``, ``data-dependent shape``. ``query`` did not
-    block; it is an edge all the same. ``pageable copy`` to a device and ``allocation`` hold up the
-    host without ordering anything: they have no lanes and no event.
+    ``kind`` is one of ``WAIT_KINDS``. ``query`` did not block; it is an edge all the same. ``pageable copy``
+    to a device and ``allocation`` hold up the host without ordering anything: they have no lanes and no
+    event.
     """
 
     index: int  # type: ignore[assignment]

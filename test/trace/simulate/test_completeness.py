@@ -144,6 +144,15 @@ def test_no_cpp_function_of_a_build_with_cuda_is_left(simulation: Simulation) ->
 
 
 @pytest.mark.simulation
+def test_graphs_are_simulated_below_their_python_class(simulation: Simulation) -> None:
+    """What that takes and does differs between releases; what is in C++ is replaced or refused, all of it."""
+    assert vars(torch.cuda.CUDAGraph)["capture_begin"].__module__ == "torch.cuda.graphs"
+    below = {name: value for name, value in vars(torch._C._CUDAGraph).items() if not name.startswith("_")}
+    assert "capture_begin" in below
+    assert [name for name, value in below.items() if not isinstance(value, types.FunctionType | type)] == []
+
+
+@pytest.mark.simulation
 def test_marks_for_profilers_do_nothing(simulation: Simulation) -> None:
     assert torch.cuda.nvtx.range_push("outer") == 0
     with torch.cuda.nvtx.range("inner"):

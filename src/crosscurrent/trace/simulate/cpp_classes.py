@@ -1,9 +1,10 @@
 """The classes of ``torch.cuda`` that are C++ below: ``Stream``, ``Event``, ``CUDAGraph``.
 
 A CPU build of PyTorch has empty stand-ins in the place of the C++ classes, which are filled for the time of
-a simulation. In a build with CUDA the C++ classes cannot be changed, and making a stream or a graph asks the
-driver. There the Python classes on top of them get the methods. Either way the classes stay the same
-objects, so that ``from torch.cuda import Stream`` works however early it was written.
+a simulation. In a build with CUDA the C++ classes of streams and events cannot be changed, so that the Python
+classes on top of them get the methods; that of graphs can, but not its objects, in whose place others come.
+Either way the classes stay the same objects, so that ``from torch.cuda import Stream`` works however early it
+was written.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from crosscurrent.trace.simulate.current import running
+from crosscurrent.trace.simulate.refusals import refuse
 
 if TYPE_CHECKING:
     from crosscurrent.trace.simulate.patches import Patches
@@ -56,7 +58,7 @@ def install_classes(patches: Patches, streams: type, events: type, graphs: type)
     if IN_CPP:
         patches.update(cuda.Stream, _on_python_class(cuda.Stream, methods_of(streams)) | _stream_extras())
         patches.update(cuda.Event, _on_python_class(cuda.Event, methods_of(events)) | {"__new__": _new_event})
-        patches.update(cuda.CUDAGraph, methods_of(graphs) | {"__new__": _graph_maker(vars(graphs)["_clear"])})
+        patches.update(torch._C._CUDAGraph, _in_place_of_cpp(methods_of(graphs), vars(graphs)["_clear"]))
     else:
         patches.update(torch._C._CudaStreamBase, methods_of(streams))
         patches.update(torch._C._CudaEventBase, methods_of(events))
@@ -97,6 +99,18 @@ def _new_event(
     return EventMethods.__new__(
         cls, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess, external=external
     )
+
+
+def _in_place_of_cpp(methods: dict[str, object], prepare: Callable[..., None]) -> dict[str, object]:
+    """What the C++ class of graphs has for now: the methods, no others, and stand-ins for its objects.
+
+    The Python class on top is left as it is: what its methods take, and do before they call these, differs
+    from release to release.
+    """
+    cpp = torch._C._CUDAGraph
+    others = [name for name in vars(cpp) if not name.startswith("_") and name not in methods]
+    refused = {name: refuse(f"torch.cuda.CUDAGraph.{name}") for name in others}
+    return methods | refused | {"__new__": _graph_maker(prepare)}
 
 
 def _stand_in_for_graphs(real: Any) -> type:

@@ -61,7 +61,7 @@ def test_losses_and_gradients_are_those_of_entries_quantized_once(
 
     loss, gradients, log = step(f"{policy}-{kind.value}")
     with monkeypatch.context() as patch:
-        patch.setattr(Call, "make_forward_cache", plain_forward_cache)
+        patch.setattr(Call, "forward_cache", plain_forward_cache)
         plain_loss, plain_gradients, plain_log = step(f"{policy}-{kind.value}")
     assert torch.equal(loss, plain_loss)
     assert gradients.keys() == plain_gradients.keys()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from crosscurrent.gradient import windows
-from crosscurrent.gradient.windows import advance_column, attend_column, pass_column
+from crosscurrent.gradient.windows import Windows, advance_column, attend_column, pass_column
 from crosscurrent.kvcache.buffers import PackedKVBuffer, PlainKVBuffer, make_buffer
 from crosscurrent.kvcache.names import BufferKind, CacheConfig
 from crosscurrent.kvcache.placement import Eviction, GroupedEviction
@@ -31,6 +31,10 @@ def evictions(policy_name: str, chunks: list[int]) -> list[Eviction]:
             policy.observe(eviction, torch.rand(BATCH, GROUPS, eviction.filled_after, dtype=torch.float64))
         placed.append(eviction)
     return placed
+
+
+def seen(placed: list[Eviction]) -> Windows:
+    return windows.make_windows(placed, slot_bytes=2 * BATCH * GROUPS * SIZE * 8, device=CPU)
 
 
 def entries(heads: int, tokens: int) -> Tensor:
@@ -82,7 +86,7 @@ def test_a_column_is_what_a_cache_moved_out_of_place_gives(
     live = cache()
     if split:
         tokens = sum(eviction.chunk_length for eviction in placed[:split])
-        advance_column(entries(GROUPS, tokens), entries(GROUPS, tokens), live, placed[:split])
+        advance_column(entries(GROUPS, tokens), entries(GROUPS, tokens), live, seen(placed[:split]))
     column = placed[split:]
     left_filled, right_filled = column[0].filled_before, column[-1].filled_after
     tokens = sum(eviction.chunk_length for eviction in column)
@@ -96,11 +100,11 @@ def test_a_column_is_what_a_cache_moved_out_of_place_gives(
     live.grads_NGLD[:, :, :right_filled] = grad_right
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "_WINDOW_BYTES", window_bytes)
-        found = attend_column(*leaves, live, column)
+        found = attend_column(*leaves, live, seen(column))
         found_grads = torch.autograd.grad(found, leaves, grad_out)
         # The cache has not moved: its left edge is what the rows were taken from.
         assert torch.equal(live.entries_NGLD[:, :, :left_filled], left)
-        passed = pass_column(*(leaf.detach() for leaf in leaves), live, column)
+        passed = pass_column(*(leaf.detach() for leaf in leaves), live, seen(column))
     # Sums of at most 7 slots * 4 features, a few dozen deep in all, in float64: 1e-16 * 30 * 30.
     close = {"rtol": 0, "atol": 1e-13}
     torch.testing.assert_close(found, expected, **close)
@@ -117,8 +121,8 @@ def test_advancing_moves_the_cache_as_passing_does(policy: str) -> None:
     placed = evictions(policy, [7, 3, 3, 1])
     q, k, v = entries(HEADS, 14), entries(GROUPS, 14), entries(GROUPS, 14)
     passed, advanced = cache(), cache()
-    pass_column(q, k, v, passed, placed)
-    advance_column(k, v, advanced, placed)
+    pass_column(q, k, v, passed, seen(placed))
+    advance_column(k, v, advanced, seen(placed))
     assert torch.equal(passed.entries_NGLD, advanced.entries_NGLD)
 
 
@@ -137,7 +141,8 @@ def test_a_packed_cache_gives_what_entries_sent_through_its_quantizer_give(
     for column in (placed[:1], placed[1:4], placed[4:]):
         tokens = sum(eviction.chunk_length for eviction in column)
         q, k, v = entries(HEADS, tokens), entries(GROUPS, tokens), entries(GROUPS, tokens)
-        assert torch.equal(pass_column(q, k, v, packed, column), pass_column(q, k, v, plain, column))
+        passed = (pass_column(q, k, v, each, seen(column)) for each in (packed, plain))
+        assert torch.equal(*passed)
         assert torch.equal(packed.unpack(packed.parts), plain.entries_NGLD)
 
 
@@ -151,7 +156,7 @@ def test_chunks_placed_one_by_one_leave_what_a_column_leaves(kind: BufferKind, p
     for column in (placed[:2], placed[2:]):
         tokens = sum(eviction.chunk_length for eviction in column)
         k, v = entries(GROUPS, tokens), entries(GROUPS, tokens)
-        advance_column(k, v, at_once, column)
+        advance_column(k, v, at_once, seen(column))
         opened, start = one_by_one.open(k, v, column[0].filled_before), 0
         for eviction in column:
             opened.place(eviction, slice(start, start + eviction.chunk_length))
@@ -163,9 +168,7 @@ def test_chunks_placed_one_by_one_leave_what_a_column_leaves(kind: BufferKind, p
 
 def test_equal_chunks_after_the_cache_is_full_are_one_batch() -> None:
     placed = evictions("lastrec", [7, 3, 3, 3, 2])
-    pool = torch.zeros(2 * BATCH, GROUPS, 18, SIZE)
-    views = windows._make_views(pool, placed)
-    assert [(view.start, view.num_chunks, view.chunk_length) for view in views] == [
+    assert [(view.start, view.num_chunks, view.chunk_length) for view in seen(placed).views] == [
         (0, 1, 7),
         (7, 3, 3),
         (16, 1, 2),
@@ -178,6 +181,6 @@ def test_half_precision_adds_its_cache_gradients_in_float32() -> None:
     assert live.grads_NGLD is not None
     assert live.grads_NGLD.dtype == torch.float32
     q, k, v = (entries(heads, 8).bfloat16().requires_grad_() for heads in (HEADS, GROUPS, GROUPS))
-    attend_column(q, k, v, live, evictions("lastrec", [7, 1])).sum().backward()
+    attend_column(q, k, v, live, seen(evictions("lastrec", [7, 1]))).sum().backward()
     assert q.grad is not None
     assert q.grad.dtype == torch.bfloat16

@@ -177,13 +177,13 @@ class ReferenceCache:
 
 
 def reference_loss(case: Case, gpt: Transformer, head: Head, ids: Tensor, targets: Tensor) -> Tensor:
-    x = gpt.embed(ids)
+    x, angles = gpt.embed(ids), gpt.angles(0, ids.shape[1])
     first = min(case.cache_lengths)
     starts = [0, *range(first, case.sequence_length, case.chunk_size)]
     for block, length in zip(gpt.layers, case.cache_lengths, strict=True):
         assert isinstance(block, Block)
         cache = ReferenceCache(case, length)
-        queries, keys, values = block.project(x, 0)
+        queries, keys, values = block.project(x, angles)
         attended = []
         for start, stop in zip(starts, [*starts[1:], case.sequence_length], strict=True):
             cache.add(keys[:, :, start:stop], values[:, :, start:stop])

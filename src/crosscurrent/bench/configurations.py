@@ -27,7 +27,7 @@ class Configuration:
     model: ModelConfig
     cache: CacheConfig
     grad: GradientArgs
-    """With the flag off; ``with_flag`` turns it on."""
+    """How the lattice is cut and kept; ``with_flag`` adds how the work is issued."""
     dtype: torch.dtype
     batch_size: int
     sequence_length: int
@@ -44,8 +44,11 @@ class Configuration:
             raise ValueError("operations are counted for models whose parameters all train: set lora to None")
 
     def with_flag(self, flag: bool) -> GradientArgs:
-        """How the gradient is computed with the flag off or on; nothing else differs."""
-        return replace(self.grad, async_cpu_transfer=flag)
+        """How the gradient is computed with the flag off or on; nothing else differs.
+
+        Both with CUDA graphs: what a step waits for should be the device, and not the host.
+        """
+        return replace(self.grad, async_cpu_transfer=flag, cuda_graphs=True)
 
     def checkpoint_format(self) -> CheckpointFormat:
         """The lattice of the sequence and the bytes of its checkpoints."""

@@ -5,16 +5,17 @@ memory are their own. So nothing on the device belongs to the one that is not be
 
 What is measured, in this order:
 
-1. warm: two steps of each flag. The second gives the peak memory: on the device what PyTorch's allocator
-   had given out at most, parameters and gradients included; pinned what its pinned allocator had given out
-   at most beyond what there was before (in simulation, which has none: what the model plans to take).
+1. warm: three steps of each flag; the first two issue op by op and capture what is a graph later. The third
+   gives the peak memory: on the device what PyTorch's allocator had given out at most, parameters and
+   gradients included, and what it holds for graphs; pinned what its pinned allocator had given out at most
+   beyond what there was before (in simulation, which has none: what the model plans to take).
 2. times: off and on alternately, several steps of each. Forward and backward seconds between CUDA events on
    the caller's stream, which waits for the transfers before each pass ends; host seconds between the calls
    and their returns.
-3. right or wrong: one step of each under deterministic algorithms, compared bit for bit. Timings are taken
-   without them: they exchange kernels for slower ones.
-4. overlap: one step of each under the profiler, see `report.overlap` for the definitions. Where the host
-   waited, one more says in which lines.
+3. right or wrong: one step of each under deterministic algorithms, compared bit for bit, warm again since
+   these exchange kernels for others. Timings are taken without them: the others are slower.
+4. overlap: one step of each under the profiler, warm once more, see `report.overlap` for the definitions.
+   Where the host waited, one more says in which lines.
 5. the roofline: the rates of this machine at the configuration's own shapes.
 """
 
@@ -105,17 +106,20 @@ class _Bench:
         self._parts = make_parts(configuration, device="cuda")
         self._batch = _make_batch(configuration)
         self._models: dict[bool, LongContextGradientModel] = {}
+        self._shared_bytes = torch.cuda.memory_allocated()
 
     def warm(self, flag: bool) -> Peaks:
-        """Make the flag's model, compute two steps, and give the peaks of the second."""
+        """Make the flag's model, warm it, and give the peaks of the step after that."""
         c = self._configuration
+        for other in self._models.values():
+            self._clear(other)
         pinned_before = _pinned_bytes("current")
+        # What the other flag's model keeps, for its graphs and in their pool.
+        others = torch.cuda.memory_allocated() - self._shared_bytes + _idle_in_graph_pools()
         gpt_model, head_model = self._parts
         model = LongContextGradientModel(gpt_model, head_model, cache=c.cache, grad=c.with_flag(flag))
         self._models[flag] = model
-        self._step(model)
-        torch.cuda.synchronize()
-        self._clear(model)
+        self._warm_up(model)
         torch.cuda.reset_peak_memory_stats()
         if pinned_before is not None:
             torch.cuda.reset_peak_host_memory_stats()
@@ -127,7 +131,7 @@ class _Bench:
             budget = model.pinned_budget(batch_size=c.batch_size, sequence_length=c.sequence_length)
             pinned, pinned_before = budget.pinned, 0
         return Peaks(
-            device=torch.cuda.max_memory_allocated(),
+            device=torch.cuda.max_memory_allocated() + _idle_in_graph_pools() - others,
             pinned=pinned - pinned_before,
             pinned_is_measured=is_measured,
         )
@@ -156,8 +160,7 @@ class _Bench:
 
     def _profile(self, flag: bool, *, call_sites: bool) -> Overlap:
         model = self._models[flag]
-        self._clear(model)
-        torch.cuda.synchronize()
+        self._warm_up(model)
         with overlap(call_sites=call_sites) as profiled:
             self._step(model)
         return profiled.result
@@ -168,6 +171,14 @@ class _Bench:
         self._models.clear()
         del self._parts
         gc.collect()
+
+    def _warm_up(self, model: LongContextGradientModel) -> None:
+        """Compute what later steps need but once, and leave no gradients."""
+        for _ in range(2):
+            self._clear(model)
+            self._step(model)
+        self._clear(model)
+        torch.cuda.synchronize()
 
     def _step(self, model: LongContextGradientModel) -> Tensor:
         loss: Tensor = model(*self._batch)
@@ -195,7 +206,7 @@ class _Bench:
         )
 
     def _outcome(self, model: LongContextGradientModel) -> Outcome:
-        self._clear(model)
+        self._warm_up(model)
         loss = self._step(model)
         gradients = {
             name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
@@ -238,6 +249,15 @@ def _pinned_bytes(when: str) -> int | None:
     # Given out, and not "allocated_bytes": that is what the allocator owns, cached blocks included.
     given_out = torch.cuda.host_memory_stats().get(f"active_bytes.{when}")
     return None if given_out is None else int(given_out)
+
+
+def _idle_in_graph_pools() -> int:
+    """Bytes that PyTorch's allocator holds for CUDA graphs and counts as free: launches use them."""
+    if active() is not None:
+        return 0
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call, unused-ignore]
+    of_graphs = [segment for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0)]
+    return sum(int(segment["total_size"] - segment["allocated_size"]) for segment in of_graphs)
 
 
 def with_repeats(configuration: Configuration, repeats: int | None) -> Configuration:

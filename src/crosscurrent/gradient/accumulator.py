@@ -13,8 +13,9 @@ Legend: B batch, T tokens of a column, E hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +25,10 @@ from crosscurrent.gradient.call import Call
 from crosscurrent.gradient.plan import Column, Row
 from crosscurrent.gradient.shadow import ShadowParameters
 from crosscurrent.gradient.traffic import Traffic
-from crosscurrent.gradient.windows import advance_column, attend_column, pass_column
+from crosscurrent.gradient.windows import Windows, advance_column, attend_column, pass_column
 from crosscurrent.kvcache.buffers import PlainKVBuffer
-from crosscurrent.kvcache.placement import Eviction
 from crosscurrent.kvcache.replay_log import unpack
+from crosscurrent.model.rope import Angles
 from crosscurrent.model.transformer import Block, Transformer
 
 
@@ -41,13 +42,13 @@ class _Cell(nn.Module):
     def forward(
         self,
         x_BTE: Tensor,
-        start: int,
+        angles: Angles,
         caches: Sequence[PlainKVBuffer],
-        evictions: Sequence[Sequence[Eviction]],
+        windows: Sequence[Windows],
     ) -> Tensor:
-        for block, cache, placed in zip(self.blocks, caches, evictions, strict=True):
+        for block, cache, seen in zip(self.blocks, caches, windows, strict=True):
             assert isinstance(block, Block)
-            x_BTE = block.finish(x_BTE, attend_column(*block.project(x_BTE, start), cache, placed))
+            x_BTE = block.finish(x_BTE, attend_column(*block.project(x_BTE, angles), cache, seen))
         return x_BTE
 
 
@@ -73,50 +74,79 @@ class GradientAccumulator:
 
     def run(self, row: Row) -> None:
         """Replay a row, then compute its cells from right to left."""
-        columns = self.call.plan.columns
-        caches = [self.call.make_gradient_cache(layer) for layer in row.layers]
+        call, columns = self.call, self.call.plan.columns
+        caches = [call.gradient_cache(row, layer) for layer in row.layers]
+        for cache in caches:
+            assert cache.grads_NGLD is not None
+            # What is right of the last column: nothing.
+            cache.grads_NGLD.zero_()
         for column in columns[:-1]:
             self._replay(row, column, caches)
-        cell = _Cell([self.call.setup.block(layer) for layer in row.layers])
-        leaves = self.shadows.replacing(cell)
-        for column in reversed(columns):
-            slot, gradient_BTE = self.traffic.receive_cell(caches, row, column, self.scratch)
-            x_BTE, evictions = self._unpack_record(row, column, slot)
-            x_BTE = x_BTE.detach().requires_grad_(
-                row.index > self.call.first_row or self.call.embedding_trains
-            )
+        cell = _Cell([call.setup.block(layer) for layer in row.layers])
+        with self.shadows.summing(cell, call.graphs) as leaves:
+            for column in reversed(columns):
+                self._cell(row, column, caches, partial(functional_call, cell, leaves, tie_weights=False))
+
+    def _cell(
+        self, row: Row, column: Column, caches: Sequence[PlainKVBuffer], cell: Callable[..., Tensor]
+    ) -> None:
+        call = self.call
+        slot, gradient_BTE = self.traffic.receive_cell(caches, row, column, self.scratch)
+        x_BTE, windows = self._unpack_record(row, column, slot)
+        if gradient_BTE is None:
+            gradient_BTE = torch.zeros_like(x_BTE)
+        passes_down = row.index > call.first_row or call.embedding_trains
+
+        def work(
+            x_BTE: Tensor, gradient_BTE: Tensor, cos: Tensor, sin: Tensor, *rows: Tensor
+        ) -> list[Tensor]:
+            x_BTE = x_BTE.detach().requires_grad_(passes_down)
+            lists = iter(rows)
+            seen_here = [seen.with_rows(lists) for seen in windows]
             with torch.enable_grad():
-                arguments = (x_BTE, column.start, caches, evictions)
-                top_BTE = functional_call(cell, leaves, arguments, tie_weights=False)
-            torch.autograd.backward(
-                top_BTE, torch.zeros_like(top_BTE) if gradient_BTE is None else gradient_BTE
-            )
-            del top_BTE, gradient_BTE
-            self.traffic.release_cell(row, column)
-            if x_BTE.grad is not None:
-                self._pass_down(row, column, x_BTE.grad)
+                top_BTE = cell((x_BTE, (cos, sin), caches, seen_here))
+            torch.autograd.backward(top_BTE, gradient_BTE)
+            return [] if x_BTE.grad is None else [x_BTE.grad]
+
+        rows = [rows for seen in windows for rows in seen.rows]
+        inputs = x_BTE, gradient_BTE, *call.angles(column), *rows
+        bottom = call.graphs.call(call.work_key("cell", row, column), work, *inputs)
+        del x_BTE, gradient_BTE, inputs
+        self.traffic.release_cell(row, column)
+        if bottom:
+            self._pass_down(row, column, bottom[0])
 
     def _replay(self, row: Row, column: Column, caches: Sequence[PlainKVBuffer]) -> None:
         """Advance the caches over a column and keep them for the cell to the right of it."""
-        x_BTE, evictions = self._unpack_record(row, column, self.traffic.receive_replay())
-        *lower, last = row.layers
-        for layer, cache, placed in zip(lower, caches, evictions, strict=False):
-            block = self.call.setup.block(layer)
-            x_BTE = block.finish(x_BTE, pass_column(*block.project(x_BTE, column.start), cache, placed))
-        keys_values = self.call.setup.block(last).project_kv(x_BTE, column.start)
-        advance_column(*keys_values, caches[-1], evictions[-1])
-        self.traffic.release_replay()
-        self.traffic.send_caches(caches, row, self.call.plan.columns[column.index + 1], self.scratch)
+        call = self.call
+        x_BTE, windows = self._unpack_record(row, column, self.traffic.receive_replay())
 
-    def _unpack_record(self, row: Row, column: Column, slot: Tensor) -> tuple[Tensor, list[list[Eviction]]]:
-        """A cell's input, and its evictions by layer and chunk."""
+        def work(x_BTE: Tensor, cos: Tensor, sin: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+            lists = iter(rows)
+            seen_here = [seen.with_rows(lists) for seen in windows]
+            *lower, last = row.layers
+            for layer, cache, seen in zip(lower, caches, seen_here, strict=False):
+                block = call.setup.block(layer)
+                x_BTE = block.finish(x_BTE, pass_column(*block.project(x_BTE, (cos, sin)), cache, seen))
+            keys_values = call.setup.block(last).project_kv(x_BTE, (cos, sin))
+            advance_column(*keys_values, caches[-1], seen_here[-1])
+            return ()
+
+        rows = [rows for seen in windows for rows in seen.rows]
+        key = call.work_key("replay", row, column)
+        call.graphs.call(key, work, x_BTE, *call.angles(column), *rows)
+        self.traffic.release_replay()
+        self.traffic.send_caches(caches, row, call.plan.columns[column.index + 1], self.scratch)
+
+    def _unpack_record(self, row: Row, column: Column, slot: Tensor) -> tuple[Tensor, list[Windows]]:
+        """A cell's input, and what its chunks see in each layer."""
         fmt = self.call.fmt
         layout = fmt.record(row, column)
         x_BTE = fmt.unpack_input(layout, slot, self.scratch)
         chunks = [chunk.index for chunk in column.chunks]
         evictions = unpack(self.call.log.cell(row.layers, chunks), layout.views(slot)[-1])
         each = len(chunks)
-        return x_BTE, [evictions[i : i + each] for i in range(0, len(evictions), each)]
+        return x_BTE, [self.call.windows(evictions[i : i + each]) for i in range(0, len(evictions), each)]
 
     def _pass_down(self, row: Row, column: Column, bottom_BTE: Tensor) -> None:
         """Send the bottom head gradient out for the row below, or give it to the embedding."""

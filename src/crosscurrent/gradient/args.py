@@ -41,6 +41,11 @@ class GradientArgs:
     """Move checkpoints on streams of their own while the device computes. Needs both kinds of pinned memory
     and a CUDA device. It changes when bytes move, never what is computed."""
 
+    cuda_graphs: bool = False
+    """Issue the work of a row's layers as CUDA graphs, each captured when it comes for the second time: one
+    launch in place of a hundred, where the host is what a step waits for. Takes device memory that stays
+    from step to step. It changes how work is issued, never what is computed."""
+
     nan_guard: bool = False
     """Raise FloatingPointError when a parameter or a gradient holds NaN or infinity. The host then waits for
     the device once per forward and once per backward pass."""
@@ -62,6 +67,8 @@ class GradientArgs:
                 raise ValueError(f"grad.{name} is {getattr(self, name)!r}; choose one of {', '.join(known)}")
         if self.async_cpu_transfer:
             self._check_asynchronous()
+        if self.cuda_graphs:
+            self._check_cuda("cuda_graphs")
 
     @property
     def layercp_kind(self) -> BufferKind:
@@ -73,6 +80,13 @@ class GradientArgs:
         """How KV checkpoints are stored."""
         return BufferKind(self.cachecp_qname)
 
+    def _check_cuda(self, name: str) -> None:
+        if not torch.cuda.is_available():
+            raise ValueError(
+                f"grad.{name} needs a CUDA device, real or simulated, and "
+                f"torch.cuda.is_available() is False; set grad.{name} to False"
+            )
+
     def _check_asynchronous(self) -> None:
         pageable = [
             f"grad.{name}" for name in ("layercp_pin_memory", "cachecp_pin_memory") if not getattr(self, name)
@@ -83,8 +97,4 @@ class GradientArgs:
                 f"makes the host wait; set {' and '.join(pageable)} to True, "
                 "or grad.async_cpu_transfer to False"
             )
-        if not torch.cuda.is_available():
-            raise ValueError(
-                "grad.async_cpu_transfer needs a CUDA device, real or simulated, and "
-                "torch.cuda.is_available() is False; set grad.async_cpu_transfer to False"
-            )
+        self._check_cuda("async_cpu_transfer")

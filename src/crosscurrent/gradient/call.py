@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,12 +10,16 @@ from torch import Tensor, nn
 
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.checkpoints import CheckpointFormat
-from crosscurrent.gradient.plan import Column, Plan
+from crosscurrent.gradient.graphs import Graphs
+from crosscurrent.gradient.plan import Column, Plan, Row
+from crosscurrent.gradient.windows import Windows, make_windows
 from crosscurrent.kvcache.buffers import KVBuffer, PlainKVBuffer, Shape, make_buffer
 from crosscurrent.kvcache.names import CacheConfig
+from crosscurrent.kvcache.placement import Eviction
 from crosscurrent.kvcache.quantize import make_quantizer, packed_bytes
 from crosscurrent.kvcache.replay_log import ReplayLog
 from crosscurrent.model.loss import slices
+from crosscurrent.model.rope import Angles
 from crosscurrent.model.transformer import Block, Head, Transformer
 
 
@@ -56,6 +61,7 @@ class Call:
     first_row: int
     """The lowest row below or in which something trains; the rows under it have no backward pass."""
     embedding_trains: bool
+    graphs: Graphs = field(compare=False)
     log: ReplayLog = field(compare=False)
 
     @property
@@ -100,19 +106,41 @@ class Call:
             ("the hidden states of a column", hidden),
         ]
 
-    def make_forward_cache(self, layer: int) -> KVBuffer:
-        """An empty cache of one layer for the forward pass, which has those of all layers at once."""
-        shape, dtype = self._cache_shape(layer), self.fmt.shapes.dtype
-        return make_buffer(self.setup.cache.buffer, shape, dtype=dtype, device=self.device)
+    def angles(self, column: Column) -> Angles:
+        """The rotations of a column's positions."""
+        return self.setup.gpt_model.angles(column.start, column.length)
 
-    def make_gradient_cache(self, layer: int) -> PlainKVBuffer:
-        """An empty cache of one layer, with its gradient, for the cells of a row."""
-        return PlainKVBuffer.empty(
-            self._cache_shape(layer),
-            dtype=self.fmt.shapes.dtype,
-            device=self.device,
-            quantizer=make_quantizer(self.setup.cache.buffer),
-            with_gradient=True,
+    def windows(self, evictions: Sequence[Eviction]) -> Windows:
+        """What the chunks of a column see in one layer."""
+        shapes = self.fmt.shapes
+        entry_bytes = 2 * shapes.num_groups * shapes.head_size * shapes.dtype.itemsize
+        return make_windows(evictions, slot_bytes=shapes.batch_size * entry_bytes, device=self.device)
+
+    def work_key(self, what: str, row: Row, column: Column) -> Hashable:
+        """What work on a cell depends on, its tensors aside: columns far from the left edge are all alike."""
+        filled = (min(column.start, self.fmt.shapes.cache_lengths[layer]) for layer in row.layers)
+        return what, row.index, tuple(chunk.length for chunk in column.chunks), tuple(filled)
+
+    def forward_cache(self, layer: int) -> KVBuffer:
+        """A cache of one layer for the forward pass, which has those of all layers at once."""
+        shape, dtype = self._cache_shape(layer), self.fmt.shapes.dtype
+        return self.graphs.keep(
+            ("forward cache", layer),
+            lambda: make_buffer(self.setup.cache.buffer, shape, dtype=dtype, device=self.device),
+        )
+
+    def gradient_cache(self, row: Row, layer: int) -> PlainKVBuffer:
+        """A cache of one layer, with its gradient, for the cells of a row. Rows have theirs in turns."""
+        shape = self._cache_shape(layer)
+        return self.graphs.keep(
+            ("gradient cache", row.layers.index(layer), shape),
+            lambda: PlainKVBuffer.empty(
+                shape,
+                dtype=self.fmt.shapes.dtype,
+                device=self.device,
+                quantizer=make_quantizer(self.setup.cache.buffer),
+                with_gradient=True,
+            ),
         )
 
     def _cache_shape(self, layer: int) -> Shape:

@@ -8,6 +8,9 @@ Legend: B batch, T tokens, E hidden size, H query heads, G query groups, D head 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -16,11 +19,12 @@ from crosscurrent.gradient.checkpoints import Layout, record_key
 from crosscurrent.gradient.plan import Column, Row
 from crosscurrent.gradient.store import CheckpointStore
 from crosscurrent.gradient.transfer import Lanes, Outgoing, make_outgoing
-from crosscurrent.gradient.windows import join_tokens, pass_column
-from crosscurrent.kvcache.placement import Eviction
-from crosscurrent.kvcache.policies import make_policy
-from crosscurrent.kvcache.replay_log import pack_, unpack
+from crosscurrent.gradient.windows import Windows, join_tokens, pass_column
+from crosscurrent.kvcache.placement import Eviction, GroupedEviction
+from crosscurrent.kvcache.policies import Policy, make_policy
+from crosscurrent.kvcache.replay_log import joined_slots, pack_, unpack
 from crosscurrent.model.attention import attend, summed_weights
+from crosscurrent.model.rope import Angles
 
 
 class ForwardPass:
@@ -36,9 +40,11 @@ class ForwardPass:
             (self._out,) = make_outgoing(lanes, [max(layout.num_bytes for layout in records)])
         self._scratch = call.fmt.make_scratch(call.device)
         layers = range(call.setup.num_layers)
-        self._caches = [call.make_forward_cache(layer) for layer in layers]
-        self._policies = [make_policy(call.setup.cache, layer) for layer in layers]
-        self._placed: dict[tuple[int, int], list[Eviction]] = {}
+        self._caches = [call.forward_cache(layer) for layer in layers]
+        self._policies = [
+            call.graphs.keep(("policy", layer), partial(make_policy, call.setup.cache, layer))
+            for layer in layers
+        ]
         for policy in self._policies:
             policy.reset(shapes.batch_size, shapes.num_groups, call.device)
 
@@ -56,47 +62,81 @@ class ForwardPass:
     def _through_layers(self, column: Column) -> Tensor:
         call = self._call
         x_BTE = call.setup.gpt_model.embed(call.ids_BT[:, column.start : column.stop])
+        angles = call.angles(column)
+        decided = _Decided(call, self._policies, column)
         for row in call.plan.rows:
             # Below the first row that trains, nothing will be computed again.
             keeps = self._store is not None and row.index >= call.first_row
             if keeps:
                 self._pack_input(call.fmt.record(row, column), x_BTE)
-            for layer in row.layers:
-                x_BTE = self._layer(layer, column, x_BTE, logged=keeps)
+            if any(self._policies[layer].needs_weights for layer in row.layers):
+                x_BTE, evictions = self._row_by_chunk(row, column, x_BTE, angles)
+            else:
+                x_BTE, evictions = self._row_at_once(row, column, x_BTE, angles, decided)
             if keeps:
+                for layer, placed in zip(row.layers, evictions, strict=True):
+                    for eviction in placed:
+                        call.log.append(layer, eviction)
                 self._send_record(row, column)
         return x_BTE
 
-    def _layer(self, layer: int, column: Column, x_BTE: Tensor, *, logged: bool) -> Tensor:
-        block = self._call.setup.block(layer)
-        needs_weights = self._policies[layer].needs_weights
-        attend_with = self._attend_by_chunk if needs_weights else self._attend_at_once
-        attended_BHTD, evictions = attend_with(layer, column, *block.project(x_BTE, column.start))
-        if logged:
-            for eviction in evictions:
-                self._call.log.append(layer, eviction)
-        return block.finish(x_BTE, attended_BHTD)
-
-    def _attend_at_once(
-        self, layer: int, column: Column, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor
-    ) -> tuple[Tensor, list[Eviction]]:
+    def _row_at_once(
+        self, row: Row, column: Column, x_BTE: Tensor, angles: Angles, decided: _Decided
+    ) -> tuple[Tensor, list[list[Eviction]]]:
         """For policies that do not look at attention: all evictions of the column are known beforehand."""
-        key = column.index, self._call.fmt.shapes.cache_lengths[layer]
-        evictions = self._placed.get(key)
-        if evictions is None:
-            evictions = [self._policies[layer].place(chunk.length) for chunk in column.chunks]
-            # One layer decides for all that are as long: their policies would say the same. Only for the
-            # column at hand, since long sequences have many.
-            self._placed = {k: v for k, v in self._placed.items() if k[0] == column.index} | {key: evictions}
-        return pass_column(q_BHTD, k_BGTD, v_BGTD, self._caches[layer], evictions), evictions
+        call = self._call
+        evictions, windows = zip(*(decided.of(layer) for layer in row.layers), strict=True)
+
+        def work(x_BTE: Tensor, cos: Tensor, sin: Tensor, *rows: Tensor) -> tuple[Tensor]:
+            lists = iter(rows)
+            for layer, seen in zip(row.layers, windows, strict=True):
+                block, seen_here = call.setup.block(layer), seen.with_rows(lists)
+                q_k_v = block.project(x_BTE, (cos, sin))
+                x_BTE = block.finish(x_BTE, pass_column(*q_k_v, self._caches[layer], seen_here))
+            return (x_BTE,)
+
+        rows = [rows for seen in windows for rows in seen.rows]
+        (x_BTE,) = call.graphs.call(call.work_key("forward", row, column), work, x_BTE, *angles, *rows)
+        return x_BTE, list(evictions)
+
+    def _row_by_chunk(
+        self, row: Row, column: Column, x_BTE: Tensor, angles: Angles
+    ) -> tuple[Tensor, list[list[Eviction]]]:
+        """For policies that decide by the attention of the chunks before."""
+        call, lengths = self._call, [chunk.length for chunk in column.chunks]
+        shapes = call.fmt.shapes
+
+        def work(x_BTE: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+            evictions: list[Eviction] = []
+            for layer in row.layers:
+                block = call.setup.block(layer)
+                attended_BHTD, placed = self._attend_by_chunk(
+                    layer, column, *block.project(x_BTE, (cos, sin))
+                )
+                evictions += placed
+                x_BTE = block.finish(x_BTE, attended_BHTD)
+            return x_BTE, joined_slots(evictions, like=x_BTE)
+
+        x_BTE, flat = call.graphs.call(call.work_key("forward", row, column), work, x_BTE, *angles)
+        evictions = []
+        for layer in row.layers:
+            length = shapes.cache_lengths[layer]
+            placed, flat = GroupedEviction.of_chunks(
+                flat,
+                (shapes.batch_size, shapes.num_groups),
+                lengths,
+                filled=min(column.start, length),
+                cache_length=length,
+            )
+            evictions.append(placed)
+        return x_BTE, evictions
 
     def _attend_by_chunk(
         self, layer: int, column: Column, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor
     ) -> tuple[Tensor, list[Eviction]]:
-        """For policies that decide by the attention of the chunks before."""
         policy = self._policies[layer]
-        filled = min(column.start, self._call.fmt.shapes.cache_lengths[layer])
-        opened = self._caches[layer].open(k_BGTD, v_BGTD, filled)
+        policy.filled = min(column.start, self._call.fmt.shapes.cache_lengths[layer])
+        opened = self._caches[layer].open(k_BGTD, v_BGTD, policy.filled)
         outs, evictions = [], []
         for chunk in column.chunks:
             tokens = slice(chunk.start - column.start, chunk.stop - column.start)
@@ -137,3 +177,24 @@ class ForwardPass:
         for tokens in call.head_slices(column):
             local = slice(tokens.start - column.start, tokens.stop - column.start)
             total += call.setup.head_model.loss_sum(x_BTE[:, local], call.targets_BT[:, tokens])
+
+
+class _Decided:
+    """The evictions of one column, and what its chunks see, by policies that need no weights.
+
+    One layer decides for all whose caches are as long: their policies would say the same.
+    """
+
+    def __init__(self, call: Call, policies: Sequence[Policy], column: Column) -> None:
+        self._call = call
+        self._policies = policies
+        self._column = column
+        self._by_length: dict[int, tuple[list[Eviction], Windows]] = {}
+
+    def of(self, layer: int) -> tuple[list[Eviction], Windows]:
+        """Those of one layer."""
+        length = self._call.fmt.shapes.cache_lengths[layer]
+        if length not in self._by_length:
+            evictions = [self._policies[layer].place(chunk.length) for chunk in self._column.chunks]
+            self._by_length[length] = evictions, self._call.windows(evictions)
+        return self._by_length[length]

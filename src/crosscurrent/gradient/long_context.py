@@ -29,6 +29,7 @@ from crosscurrent.gradient.batch import load_batch
 from crosscurrent.gradient.call import Call, Setup, trainable
 from crosscurrent.gradient.checkpoints import CheckpointFormat, Shapes
 from crosscurrent.gradient.forward_pass import ForwardPass
+from crosscurrent.gradient.graphs import Graphs, choice_of_kernels
 from crosscurrent.gradient.guard import watch_gradients, watch_parameters
 from crosscurrent.gradient.plan import make_plan
 from crosscurrent.gradient.store import CheckpointStore, PinnedBudget, pinned_budget
@@ -58,6 +59,7 @@ class LongContextGradientModel(nn.Module):
         self._store: CheckpointStore | None = None
         self._log = ReplayLog(self._setup.num_layers)
         self._format: tuple[object, CheckpointFormat] | None = None
+        self._graphs = Graphs(enabled=grad.cuda_graphs)
         _check_cache(self._setup)
 
     def forward(self, input_ids: Tensor, targets: Tensor) -> Tensor:
@@ -91,9 +93,12 @@ class LongContextGradientModel(nn.Module):
         return _copied(self._log)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles have streams and CPU buffers of their own, made when they first need them."""
-        fresh = ReplayLog(self._setup.num_layers)
-        return self.__dict__ | {"_lanes": None, "_uploads": None, "_store": None, "_log": fresh}
+        """Copies and pickles have streams, graphs and CPU buffers of their own, made when first needed."""
+        fresh = {
+            "_log": ReplayLog(self._setup.num_layers),
+            "_graphs": Graphs(enabled=self._setup.args.cuda_graphs),
+        }
+        return self.__dict__ | {"_lanes": None, "_uploads": None, "_store": None} | fresh
 
     def _device(self) -> torch.device:
         return self.gpt_model.embedding.weight.device
@@ -150,17 +155,19 @@ class LongContextGradientModel(nn.Module):
             count=batch.count,
             first_row=0 if embedding_trains else min(rows, default=len(fmt.plan.rows)),
             embedding_trains=embedding_trains,
+            graphs=self._graphs,
             log=ReplayLog(self._setup.num_layers),
         )
 
     def _check_state(self, parameters: Sequence[nn.Parameter]) -> None:
         """Refuse, before anything is changed, what would fail or be wrong later."""
         device = self._device()
-        if self._setup.args.async_cpu_transfer and device.type != "cuda":
-            raise ValueError(
-                f"grad.async_cpu_transfer needs the model on a CUDA device, but it is on {device}; move it "
-                "there, or set grad.async_cpu_transfer to False"
-            )
+        for name in ("async_cpu_transfer", "cuda_graphs"):
+            if getattr(self._setup.args, name) and device.type != "cuda":
+                raise ValueError(
+                    f"grad.{name} needs the model on a CUDA device, but it is on {device}; move it there, or "
+                    f"set grad.{name} to False"
+                )
         if torch.is_autocast_enabled(device.type):
             raise ValueError(
                 f"torch.autocast is on for {device.type}: caches and checkpoints have the dtype of the "
@@ -174,9 +181,16 @@ class LongContextGradientModel(nn.Module):
                 "other values; set lora.dropout to 0, or call eval() on the model"
             )
 
+    def _signature(self, fmt: CheckpointFormat) -> object:
+        """What the work of a pass depends on without being given it. See `Graphs`."""
+        parameters = [(p.data_ptr(), p.requires_grad) for p in self.parameters()]
+        return fmt.shapes, parameters, choice_of_kernels()
+
     @contextmanager
-    def _lanes_open(self) -> Iterator[Lanes]:
+    def _lanes_open(self, call: Call) -> Iterator[Lanes]:
         """The lanes for one pass. Whatever happens in it, memory may be freed when it has ended."""
+        if self._setup.args.cuda_graphs:
+            self._graphs.begin(self._signature(call.fmt))
         if self._lanes is None or self._lanes.device != self._device():
             self._lanes = Lanes(asynchronous=self._setup.args.async_cpu_transfer, device=self._device())
         self._lanes.open()
@@ -184,11 +198,12 @@ class LongContextGradientModel(nn.Module):
             yield self._lanes
         except BaseException:
             self._lanes.abandon()
+            self._graphs.drop()
             raise
         self._lanes.close()
 
     def _run_forward(self, call: Call, store: CheckpointStore | None) -> Tensor:
-        with _sizes_in_errors(call), self._lanes_open() as lanes:
+        with _sizes_in_errors(call), self._lanes_open(call) as lanes:
             # Named, so that its double buffers outlive the lanes' last wait.
             forward_pass = ForwardPass(call, lanes, store)
             return forward_pass.run()
@@ -211,7 +226,7 @@ class LongContextGradientModel(nn.Module):
                 "the checkpoints of this loss were overwritten by a later forward pass; call backward() "
                 "before the next forward pass, or make that one under torch.no_grad()"
             )
-        with _sizes_in_errors(call), self._lanes_open() as lanes:
+        with _sizes_in_errors(call), self._lanes_open(call) as lanes:
             # Named, so that its double buffers outlive the lanes' last wait.
             backward_pass = BackwardPass(call, lanes, self._store, parameters)
             gradients = backward_pass.run(grad_loss)

@@ -7,9 +7,14 @@ the pieces are computed with respect to leaves that share the parameters' memory
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
+import torch
 from torch import Tensor, nn
+
+from crosscurrent.gradient.graphs import Graphs
 
 
 class ShadowParameters:
@@ -27,6 +32,19 @@ class ShadowParameters:
             for name, parameter in module.named_parameters(remove_duplicate=False)
             if id(parameter) in self._leaves
         }
+
+    @contextmanager
+    def summing(self, module: nn.Module, graphs: Graphs) -> Iterator[dict[str, Tensor]]:
+        """The same leaves, whose gradients add up in one place until the end of the block."""
+        leaves = self.replacing(module)
+        for name, leaf in leaves.items():
+            place = graphs.keep(("gradient", name, leaf.shape), partial(torch.empty_like, leaf.detach()))
+            # A parameter with two names in two modules has a gradient already.
+            leaf.grad = place.zero_() if leaf.grad is None else place.copy_(leaf.grad)
+        yield leaves
+        for leaf in leaves.values():
+            assert leaf.grad is not None
+            leaf.grad = graphs.taken(leaf.grad)
 
     def gradients(self) -> list[Tensor | None]:
         """What was collected, in the order of the parameters; None for one that was not used."""

@@ -3,9 +3,10 @@
 Usage, for one layer and one column:
 
     cache = PlainKVBuffer.empty((B, G, L, D), dtype=x.dtype, device=x.device, with_gradient=True)
-    out_BHTD = pass_column(q_BHTD, k_BGTD, v_BGTD, cache, evictions)     # no gradient; the cache moves on
-    advance_column(k_BGTD, v_BGTD, cache, evictions)                     # the same without attention
-    out_BHTD = attend_column(q_BHTD, k_BGTD, v_BGTD, cache, evictions)   # known to autograd; see the note
+    windows = make_windows(evictions, slot_bytes=..., device=x.device)
+    out_BHTD = pass_column(q_BHTD, k_BGTD, v_BGTD, cache, windows)     # no gradient; the cache moves on
+    advance_column(k_BGTD, v_BGTD, cache, windows)                     # the same without attention
+    out_BHTD = attend_column(q_BHTD, k_BGTD, v_BGTD, cache, windows)   # known to autograd; see the note
 
 Note [Versions of a cache are lists of rows]
     Plain autograd would keep every version of the cache: one per chunk. But once the evictions are known, a
@@ -36,8 +37,8 @@ N = 2 B: the keys of the batch, then its values.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,34 +54,30 @@ _WINDOW_BYTES = 128 << 20
 """Keys and values of one batch of chunks. Enough for several chunks of any cache that is small on a GPU."""
 
 
-def advance_column(k_BGTD: Tensor, v_BGTD: Tensor, cache: KVBuffer, evictions: Sequence[Eviction]) -> None:
+def advance_column(k_BGTD: Tensor, v_BGTD: Tensor, cache: KVBuffer, windows: Windows) -> None:
     """Place a column's keys and values, without attention."""
-    pool = _make_pool(cache, k_BGTD, v_BGTD, evictions)
-    _move_on(cache, pool, _make_views(pool[0], evictions))
+    _move_on(cache, _make_pool(cache, k_BGTD, v_BGTD, windows), windows)
 
 
 @torch.no_grad()
-def pass_column(
-    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, cache: KVBuffer, evictions: Sequence[Eviction]
-) -> Tensor:
+def pass_column(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, cache: KVBuffer, windows: Windows) -> Tensor:
     """Attend with each chunk [B, H, T, D], and leave the cache at the column's right edge."""
-    pool = _make_pool(cache, k_BGTD, v_BGTD, evictions)
+    pool = _make_pool(cache, k_BGTD, v_BGTD, windows)
     pool_NGPD = cache.unpack(pool)
-    views = _make_views(pool_NGPD, evictions)
-    outs = [view.by_chunk(attend(view.chunks(q_BHTD), *view.take(pool_NGPD))[0]) for view in views]
-    _move_on(cache, pool, views)
+    outs = [view.by_chunk(attend(view.chunks(q_BHTD), *view.take(pool_NGPD))[0]) for view in windows.views]
+    _move_on(cache, pool, windows)
     return join_tokens(outs)
 
 
 def attend_column(
-    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, cache: PlainKVBuffer, evictions: Sequence[Eviction]
+    q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, cache: PlainKVBuffer, windows: Windows
 ) -> Tensor:
     """Attend with each chunk: [B, H, T, D], known to autograd. The cache stays at the column's left edge.
 
     The cache must be at the left edge, and its gradient be that at the right edge when the backward pass
     begins; the backward pass turns it into that at the left edge.
     """
-    out = _ColumnAttention.apply(q_BHTD, k_BGTD, v_BGTD, cache, evictions)  # type: ignore[no-untyped-call]
+    out = _ColumnAttention.apply(q_BHTD, k_BGTD, v_BGTD, cache, windows)  # type: ignore[no-untyped-call]
     return out  # type: ignore[no-any-return]
 
 
@@ -94,10 +91,10 @@ class _ColumnAttention(torch.autograd.Function):
         k_BGTD: Tensor,
         v_BGTD: Tensor,
         cache: PlainKVBuffer,
-        evictions: Sequence[Eviction],
+        windows: Windows,
     ) -> Tensor:
-        (pool_NGPD,) = _make_pool(cache, k_BGTD, v_BGTD, evictions)
-        views = _make_views(pool_NGPD, evictions)
+        (pool_NGPD,) = _make_pool(cache, k_BGTD, v_BGTD, windows)
+        views = windows.views
         attended = [attend(view.chunks(q_BHTD), *view.take(pool_NGPD)) for view in views]
         out_BHTD = join_tokens([view.by_chunk(out) for view, (out, _) in zip(views, attended, strict=True)])
         lses = [lse for _, lse in attended]
@@ -110,7 +107,7 @@ class _ColumnAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out_BHTD: Tensor) -> tuple[Tensor | None, ...]:
         q_BHTD, out_BHTD, pool_NGPD, *lses = ctx.saved_tensors
         cache: PlainKVBuffer = ctx.cache
-        views: list[_View] = ctx.views
+        views: tuple[_View, ...] = ctx.views
         assert cache.grads_NGLD is not None, "a cache under autograd has a gradient"
         grads_NGPD = torch.zeros_like(pool_NGPD, dtype=cache.grads_NGLD.dtype)
         last = views[-1].last()
@@ -183,6 +180,27 @@ class _View:
         return x_MHCD.transpose(1, 2).reshape(M // self.num_chunks, num_tokens, H, D).transpose(1, 2)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Windows:
+    """What the chunks of a column see of its pool. The integers follow from lengths; only rows differ."""
+
+    filled: int
+    """Occupied slots of the cache at the column's left edge: the pool's first rows."""
+    views: tuple[_View, ...]
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """The lists of rows on the device, of the views that have one."""
+        return [view.rows_BnGS for view in self.views if view.rows_BnGS is not None]
+
+    def with_rows(self, rows: Iterator[Tensor]) -> Windows:
+        """The same with its lists of rows in other places."""
+        views = (
+            view if view.rows_BnGS is None else replace(view, rows_BnGS=next(rows)) for view in self.views
+        )
+        return replace(self, views=tuple(views))
+
+
 def join_tokens(parts_BHTD: Sequence[Tensor]) -> Tensor:
     """The parts of a column [B, H, T, D]. In memory it lies as [B, T, H, D], as the projections have it."""
     if len(parts_BHTD) == 1:
@@ -190,29 +208,31 @@ def join_tokens(parts_BHTD: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.transpose(1, 2) for part in parts_BHTD], dim=1).transpose(1, 2)
 
 
-def _move_on(cache: KVBuffer, pool: Packed, views: Sequence[_View]) -> None:
+def _move_on(cache: KVBuffer, pool: Packed, windows: Windows) -> None:
     """Leave the cache at the column's right edge."""
-    last = views[-1].last()
+    last = windows.views[-1].last()
     for part_NGLX, pool_NGPX in zip(cache.parts, pool, strict=True):
         part_NGLX[:, :, : last.num_slots] = last.rows_of(pool_NGPX)[:, 0]
 
 
-def _make_pool(cache: KVBuffer, k_BGTD: Tensor, v_BGTD: Tensor, evictions: Sequence[Eviction]) -> Packed:
+def _make_pool(cache: KVBuffer, k_BGTD: Tensor, v_BGTD: Tensor, windows: Windows) -> Packed:
     """For each part of the cache, its filled slots, then the column's new entries: [N, G, P, X]."""
     new = cache.pack(k_BGTD, v_BGTD)
-    filled = evictions[0].filled_before
-    if filled == 0:
+    if windows.filled == 0:
         return new
     return tuple(
-        torch.cat([part_NGLX[:, :, :filled], new_NGTX], dim=2)
+        torch.cat([part_NGLX[:, :, : windows.filled], new_NGTX], dim=2)
         for part_NGLX, new_NGTX in zip(cache.parts, new, strict=True)
     )
 
 
-def _make_views(pool_NGPX: Tensor, evictions: Sequence[Eviction]) -> list[_View]:
-    """The views of a column's chunks: as few as their shapes and `_WINDOW_BYTES` allow."""
-    slot_bytes = pool_NGPX[:, :, 0].numel() * pool_NGPX.element_size()
-    rows = _Rows(pool_NGPX.shape[2], pool_NGPX.device, evictions)
+def make_windows(evictions: Sequence[Eviction], *, slot_bytes: int, device: torch.device) -> Windows:
+    """What the chunks of a column see: as few views as their shapes and `_WINDOW_BYTES` allow.
+
+    `slot_bytes` is what one slot of the cache holds, for the whole batch and all groups, as values.
+    """
+    filled = evictions[0].filled_before
+    rows = _Rows(filled + sum(eviction.chunk_length for eviction in evictions), device, evictions)
     views: list[_View] = []
     start = 0
     for (chunk_length, num_slots, num_moved), same in itertools.groupby(evictions, _shape):
@@ -229,7 +249,7 @@ def _make_views(pool_NGPX: Tensor, evictions: Sequence[Eviction]) -> list[_View]
             )
             views.append(view)
             start += chunk_length * len(members)
-    return views
+    return Windows(filled=filled, views=tuple(views))
 
 
 def _shape(eviction: Eviction) -> tuple[int, int, int]:

@@ -27,9 +27,11 @@ moved by one call.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -124,6 +126,32 @@ class GroupedEviction(Eviction):
     @classmethod
     def stack_slots(cls, evictions: Sequence[Self], all_slots_L: Tensor) -> Tensor:
         return torch.stack([each.slots_BGm for each in evictions], dim=1)
+
+    @classmethod
+    def of_chunks(
+        cls,
+        flat: Tensor,
+        shape_BG: tuple[int, int],
+        lengths: Sequence[int],
+        *,
+        filled: int,
+        cache_length: int,
+    ) -> tuple[list[Eviction], Tensor]:
+        """The evictions of chunks that were placed one after the other, with their slots in `flat`.
+
+        What evicts nothing has no slots there, and is the same for all. Also gives the rest of `flat`.
+        """
+        evictions: list[Eviction] = []
+        start = 0
+        for length in lengths:
+            num_evicted = max(0, filled + length - cache_length)
+            stop = start + math.prod(shape_BG) * num_evicted
+            slots_BGm = flat[start:stop].view(*shape_BG, num_evicted)
+            make = partial(cls, slots_BGm=slots_BGm) if num_evicted else SharedEviction
+            evictions.append(make(filled_before=filled, chunk_length=length, cache_length=cache_length))
+            start = stop
+            filled = min(cache_length, filled + length)
+        return evictions, flat[start:]
 
     def with_slots(self, slots_BGm: Tensor) -> GroupedEviction:
         """The same decision with its slots in another place or dtype."""

@@ -96,6 +96,12 @@ def pack_(evictions: Iterable[Eviction], out: Tensor) -> None:
         torch.cat(flat, out=out[: sum(map(len, flat))])
 
 
+def joined_slots(evictions: Iterable[Eviction], *, like: Tensor) -> Tensor:
+    """The device slots of the evictions, one after the other, in a new tensor where `like` is."""
+    flat = [eviction.slots_BGm.flatten() for eviction in _grouped(evictions)]
+    return torch.cat(flat) if flat else torch.empty(0, dtype=torch.int16, device=like.device)
+
+
 def unpack(evictions: Iterable[Eviction], flat: Tensor) -> list[Eviction]:
     """The same evictions with their slots in `flat`, wherever that is: no copy."""
     result: list[Eviction] = []

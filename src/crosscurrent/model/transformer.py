@@ -7,9 +7,9 @@ Usage, whole (the reference), or in the pieces that a bounded cache needs:
     hidden_BTE = model(ids_BT)                           # ordinary full causal attention
     loss = head.loss_sum(hidden_BTE, targets_BT)         # a sum; -100 is ignored
 
-    x_BTE = model.embed(ids_BT)
+    x_BTE, angles = model.embed(ids_BT), model.angles(start, ids_BT.shape[1])
     for block in model.layers:
-        q_BHTD, k_BGTD, v_BGTD = block.project(x_BTE, start)  # once for a whole column
+        q_BHTD, k_BGTD, v_BGTD = block.project(x_BTE, angles)  # once for a whole column
         attended_BHTD = ...                                   # chunk by chunk
         x_BTE = block.finish(x_BTE, attended_BHTD)            # once for a whole column
 
@@ -29,7 +29,7 @@ from crosscurrent.model.attention import attention
 from crosscurrent.model.config import MLPKind, ModelConfig
 from crosscurrent.model.lora import Linear
 from crosscurrent.model.loss import cross_entropy_sum
-from crosscurrent.model.rope import Rope, rotate
+from crosscurrent.model.rope import Angles, Rope, rotate
 
 _INIT_STD = 0.02
 
@@ -77,43 +77,39 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer, cut where the cache comes in."""
 
-    def __init__(self, config: ModelConfig, rope: Rope) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.embed_size, eps=config.norm_eps)
         self.attention = Attention(config)
         self.mlp_norm = RMSNorm(config.embed_size, eps=config.norm_eps)
         self.mlp = MLP(config)
         self.head_size = config.head_dim
-        self.rope = rope
 
-    def project(self, x_BTE: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, H, T, D], keys and values [B, G, T, D] of the positions start .. start + T."""
+    def project(self, x_BTE: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, H, T, D], keys and values [B, G, T, D] of the positions that the angles belong to."""
         normed_BTE = self.attention_norm(x_BTE)
-        return self._rotated(self.attention.q(normed_BTE), start), *self._keys_values(normed_BTE, start)
+        q_BHTD = rotate(self._heads(self.attention.q(normed_BTE)), angles)
+        return q_BHTD, *self._keys_values(normed_BTE, angles)
 
-    def project_kv(self, x_BTE: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    def project_kv(self, x_BTE: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """Keys and values only, to the same bits as `project`."""
-        return self._keys_values(self.attention_norm(x_BTE), start)
+        return self._keys_values(self.attention_norm(x_BTE), angles)
 
     def finish(self, x_BTE: Tensor, attended_BHTD: Tensor) -> Tensor:
         """The layer's output from its input and the attention's output."""
         y_BTE = x_BTE + self.attention.o(attended_BHTD.transpose(1, 2).flatten(2))
         return y_BTE + self.mlp(self.mlp_norm(y_BTE))  # type: ignore[no-any-return]
 
-    def forward(self, x_BTE: Tensor, start: int = 0) -> Tensor:
+    def forward(self, x_BTE: Tensor, angles: Angles) -> Tensor:
         """The layer with full causal attention among the T tokens."""
-        return self.finish(x_BTE, attention(*self.project(x_BTE, start)))
+        return self.finish(x_BTE, attention(*self.project(x_BTE, angles)))
 
-    def _keys_values(self, normed_BTE: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    def _keys_values(self, normed_BTE: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         v_BGTD = self._heads(self.attention.v(normed_BTE))
-        return self._rotated(self.attention.k(normed_BTE), start), v_BGTD
+        return rotate(self._heads(self.attention.k(normed_BTE)), angles), v_BGTD
 
     def _heads(self, x_BTW: Tensor) -> Tensor:
         return x_BTW.view(*x_BTW.shape[:2], -1, self.head_size).transpose(1, 2)
-
-    def _rotated(self, x_BTW: Tensor, start: int) -> Tensor:
-        angles = self.rope.angles(start, x_BTW.shape[1], device=x_BTW.device, dtype=x_BTW.dtype)
-        return rotate(self._heads(x_BTW), angles)
 
 
 class Transformer(nn.Module):
@@ -123,8 +119,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.embed_size)
-        rope = Rope(head_size=config.head_dim, theta=config.rope_theta)
-        self.layers = nn.ModuleList(Block(config, rope) for _ in range(config.num_layers))
+        self.rope = Rope(head_size=config.head_dim, theta=config.rope_theta)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self._init_parameters()
 
     def _init_parameters(self) -> None:
@@ -144,11 +140,16 @@ class Transformer(nn.Module):
         """The first layer's input [B, T, E]."""
         return self.embedding(ids_BT)  # type: ignore[no-any-return]
 
+    def angles(self, start: int, length: int) -> Angles:
+        """The rotations of the positions start .. start + length, for all layers."""
+        weight = self.embedding.weight
+        return self.rope.angles(start, length, device=weight.device, dtype=weight.dtype)
+
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Hidden states [B, T, E] with ordinary full causal attention: what caches approximate."""
-        x_BTE = self.embed(ids_BT)
+        x_BTE, angles = self.embed(ids_BT), self.angles(0, ids_BT.shape[1])
         for block in self.layers:
-            x_BTE = block(x_BTE)
+            x_BTE = block(x_BTE, angles)
         return x_BTE
 
 

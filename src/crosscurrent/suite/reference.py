@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from crosscurrent.model.rope import Angles
 from crosscurrent.model.transformer import Block, Head, Transformer
 
 Stored = Callable[[Tensor], Tensor]
@@ -67,11 +68,11 @@ def reference_loss(
     chunk_size: int,
 ) -> Tensor:
     """Mean cross entropy, to be differentiated by plain autograd. ``targets`` may be shorter than ``ids``."""
-    x_BTE = model.embed(ids_BT)
+    x_BTE, angles = model.embed(ids_BT), model.angles(0, ids_BT.shape[1])
     chunks = cut(ids_BT.shape[1], first=min(cache.lengths), other=chunk_size)
     for block, length in zip(model.layers, cache.lengths, strict=True):
         assert isinstance(block, Block)
-        x_BTE = _layer(block, x_BTE, chunks, cache, length)
+        x_BTE = _layer(block, x_BTE, angles, chunks, cache, length)
     logits_BTV = head(x_BTE[:, -targets_BT.shape[1] :])
     return torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
@@ -83,9 +84,14 @@ def cut(length: int, *, first: int, other: int) -> list[tuple[int, int]]:
 
 
 def _layer(
-    block: Block, x_BTE: Tensor, chunks: Sequence[tuple[int, int]], cache: ReferenceCache, length: int
+    block: Block,
+    x_BTE: Tensor,
+    angles: Angles,
+    chunks: Sequence[tuple[int, int]],
+    cache: ReferenceCache,
+    length: int,
 ) -> Tensor:
-    queries_BHTD, keys_BGTD, values_BGTD = block.project(x_BTE, 0)
+    queries_BHTD, keys_BGTD, values_BGTD = block.project(x_BTE, angles)
     keys_BGTD, values_BGTD = cache.stored(keys_BGTD), cache.stored(values_BGTD)
     memory = Memory(keys_BGTD[:, :, :0], values_BGTD[:, :, :0], keys_BGTD.new_zeros(*keys_BGTD.shape[:2], 0))
     attended = []

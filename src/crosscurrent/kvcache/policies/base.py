@@ -17,6 +17,9 @@ from crosscurrent.kvcache.placement import Eviction
 class Policy(Protocol):
     """Decides which entries a chunk displaces."""
 
+    filled: int
+    """Occupied slots."""
+
     @property
     def needs_weights(self) -> bool:
         """Whether `observe` wants the summed attention weights of every chunk."""

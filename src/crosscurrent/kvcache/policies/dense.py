@@ -19,23 +19,23 @@ class Dense:
 
     def __init__(self, cache_length: int) -> None:
         self._cache_length = cache_length
-        self._filled = 0
+        self.filled = 0
 
     def reset(self, batch_size: int, num_groups: int, device: torch.device) -> None:
-        self._filled = 0
+        self.filled = 0
 
     def place(self, length: int) -> Eviction:
-        total = self._filled + length
+        total = self.filled + length
         if total > self._cache_length:
             raise ValueError(
                 f"dense keeps every token, but the sequence has at least {total} and the cache "
                 f"{self._cache_length} slots; use a longer cache_length, or lastrec or h2o, which evict"
             )
-        check_room(length, filled=self._filled, cache_length=self._cache_length, num_grace=0)
+        check_room(length, filled=self.filled, cache_length=self._cache_length, num_grace=0)
         eviction = SharedEviction(
-            filled_before=self._filled, chunk_length=length, cache_length=self._cache_length
+            filled_before=self.filled, chunk_length=length, cache_length=self._cache_length
         )
-        self._filled = total
+        self.filled = total
         return eviction
 
     def observe(self, eviction: Eviction, weights_BGS: Tensor) -> None:

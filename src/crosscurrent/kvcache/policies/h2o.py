@@ -46,28 +46,28 @@ class H2O:
         self._num_initial = init_grace_tokens
         self._grace_period = grace_period
         self._normalize = normalize_scores
-        self._filled = 0
-        self._seen = 0
+        self.filled = 0
         self._state_KBGL: Tensor | None = None
-        """Scores, and the positions of the entries if the rules ask for them. In float64 both are
-        exact enough for any sequence, and one gather moves both."""
+        """Scores, and the ages of the entries if the rules ask for them: 1 for the token seen last. In
+        float64 both are exact enough for any sequence, and one gather moves both."""
 
     def reset(self, batch_size: int, num_groups: int, device: torch.device) -> None:
         rows = 2 if self._grace_period or self._normalize else 1
-        self._filled = self._seen = 0
-        self._state_KBGL = torch.zeros(
-            rows, batch_size, num_groups, self._cache_length, dtype=torch.float64, device=device
-        )
+        shape = rows, batch_size, num_groups, self._cache_length
+        self.filled = 0
+        if self._state_KBGL is None or (self._state_KBGL.shape, self._state_KBGL.device) != (shape, device):
+            self._state_KBGL = torch.empty(shape, dtype=torch.float64, device=device)
+        self._state_KBGL.zero_()
 
     def place(self, length: int) -> Eviction:
         check_room(
             length,
-            filled=self._filled,
+            filled=self.filled,
             cache_length=self._cache_length,
             num_grace=self._num_initial + self._grace_period,
         )
         state_KBGL = self._state()
-        before, after = self._filled, min(self._cache_length, self._filled + length)
+        before, after = self.filled, min(self._cache_length, self.filled + length)
         num_evicted = before + length - after
         eviction: Eviction
         if num_evicted:
@@ -86,34 +86,35 @@ class H2O:
             )
             state_KBGL[0, ..., after - length : after].zero_()
         if len(state_KBGL) > 1:
-            positions = torch.arange(self._seen, self._seen + length, device=state_KBGL.device)
-            state_KBGL[1, ..., after - length : after] = positions
-        self._filled, self._seen = after, self._seen + length
+            ages = state_KBGL[1]
+            ages.add_(length)
+            ages[..., after - length : after] = torch.arange(length, 0, -1, device=ages.device)
+        self.filled = after
         return eviction
 
     def observe(self, eviction: Eviction, weights_BGS: Tensor) -> None:
         """Add the chunk's summed weights to the scores."""
-        if weights_BGS.shape[-1] != eviction.filled_after or eviction.filled_after != self._filled:
+        if weights_BGS.shape[-1] != eviction.filled_after or eviction.filled_after != self.filled:
             raise ValueError(
-                f"got weights for {weights_BGS.shape[-1]} slots, expected the {self._filled} that the last "
+                f"got weights for {weights_BGS.shape[-1]} slots, expected the {self.filled} that the last "
                 f"place() left filled; observe each chunk once, right after its attention"
             )
-        self._state()[0, ..., : self._filled].add_(weights_BGS)
+        self._state()[0, ..., : self.filled].add_(weights_BGS)
 
     def _num_fixed(self) -> int:
         """The first tokens cannot move, so that their slots are their positions."""
-        return min(self._num_initial, self._filled)
+        return min(self._num_initial, self.filled)
 
     def _lowest(self, count: int) -> Tensor:
         """The evicted slots [B, G, m] in no particular order, counted from the first that can move."""
         state_KBGL = self._state()
-        scores = state_KBGL[0, ..., self._num_fixed() : self._filled]
+        scores = state_KBGL[0, ..., self._num_fixed() : self.filled]
         if len(state_KBGL) > 1:
-            positions = state_KBGL[1, ..., self._num_fixed() : self._filled]
+            ages = state_KBGL[1, ..., self._num_fixed() : self.filled]
             if self._normalize:
-                scores = scores / (self._seen - positions)
+                scores = scores / ages
             if self._grace_period:
-                scores = scores.masked_fill(positions >= self._seen - self._grace_period, math.inf)
+                scores = scores.masked_fill(ages <= self._grace_period, math.inf)
         return scores.topk(count, dim=-1, largest=False, sorted=False).indices
 
     def _state(self) -> Tensor:

@@ -28,31 +28,31 @@ class LastRecent:
     def __init__(self, cache_length: int, *, init_grace_tokens: int = 0) -> None:
         self._cache_length = cache_length
         self._num_grace = init_grace_tokens
-        self._filled = 0
+        self.filled = 0
         self._by_age: list[Run] = []
         """The occupied slots from the oldest entry to the newest, grace tokens left out."""
 
     def reset(self, batch_size: int, num_groups: int, device: torch.device) -> None:
-        self._filled = 0
+        self.filled = 0
         self._by_age = []
 
     def place(self, length: int) -> Eviction:
-        check_room(length, filled=self._filled, cache_length=self._cache_length, num_grace=self._num_grace)
-        after = min(self._cache_length, self._filled + length)
-        evicted, kept = _split(self._by_age, self._filled + length - after)
-        occupied_tail = (after - length, self._filled)
+        check_room(length, filled=self.filled, cache_length=self._cache_length, num_grace=self._num_grace)
+        after = min(self._cache_length, self.filled + length)
+        evicted, kept = _split(self._by_age, self.filled + length - after)
+        occupied_tail = (after - length, self.filled)
         dest = _pair(evicted, occupied_tail)
         runs = _merge(slots for _, slots in dest)
         # Grace tokens never move, so they are the first slots; they have no place in the queue.
         first_new = max(after - length, min(self._num_grace, after))
         self._by_age = _merge([*_moved(kept, occupied_tail, dest), (first_new, after)])
         eviction = SharedEviction(
-            filled_before=self._filled,
+            filled_before=self.filled,
             chunk_length=length,
             cache_length=self._cache_length,
             runs=tuple(runs),
         )
-        self._filled = after
+        self.filled = after
         return eviction
 
     def observe(self, eviction: Eviction, weights_BGS: Tensor) -> None:

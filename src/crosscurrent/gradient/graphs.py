@@ -1,0 +1,164 @@
+"""The same work again and again: issued op by op, or as CUDA graphs.
+
+Usage:
+
+    graphs = Graphs(enabled=True)
+    graphs.begin(signature)                        # all that work reads without being given it; see the note
+    cache = graphs.keep("cache", make_cache)       # memory that work writes in place
+    (y,) = graphs.call(key, work, x, z)            # work(x, z), or one launch that does the same
+
+Note [What a graph may stand for]
+    A launch runs the kernels of the call that was captured, on the addresses of that call. So `work` reads
+    its inputs and what `keep` gave, writes what `keep` gave, and returns tensors; what else it depends on is
+    named by its key (integers, shapes, the layers that it computes) or by the signature (parameters, the
+    choice of kernels). It has no effect on the host, since a launch would not repeat it.
+
+    Inputs and outputs have fixed places, one for each position and shape, which all graphs share: they
+    follow one another on one stream. An output is therefore valid until the next call. What lies between has
+    its memory from one pool, for the same reason.
+
+    A key's first call is issued op by op, which also compiles kernels and makes the libraries' workspaces;
+    the second is captured. So what comes only once costs nothing more. Kept memory, places and graphs stay
+    from run to run; another signature drops them all.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Work = Callable[..., Sequence[Tensor]]
+T = TypeVar("T")
+
+_MOST_GRAPHS = 1024
+"""Lengths that are all different would make graphs without end. Later keys are issued op by op."""
+
+
+class _Graph:
+    """A captured call, and the places of its inputs and outputs."""
+
+    def __init__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.launch: torch.cuda.CUDAGraph | None = None
+        """None until it is captured."""
+
+
+class Graphs:
+    """Calls work; the second time captures it, from then on launches it. See the note."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._signature: object = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._kept: dict[Hashable, object] = {}
+        self._places: dict[Hashable, Tensor] = {}
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+
+    def begin(self, signature: object) -> None:
+        """Begin a run in which work depends on `signature`, besides what it is given."""
+        if self._signature != signature:
+            self.drop()
+            self._signature = signature
+
+    def drop(self) -> None:
+        """Forget everything. The host waits if there is a graph, which may not go while it runs."""
+        if any(graph.launch is not None for graph in self._graphs.values()):
+            torch.cuda.synchronize(self._stream.device if self._stream is not None else None)
+        self._clear()
+
+    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` makes. With graphs, what it made the first time: its addresses stay the same."""
+        if not self._enabled:
+            return make()
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]  # type: ignore[return-value]
+
+    def taken(self, kept: Tensor) -> Tensor:
+        """What was written to kept memory, for somebody else to have."""
+        return kept.clone() if self._enabled else kept
+
+    def call(self, key: Hashable, work: Work, *inputs: Tensor) -> Sequence[Tensor]:
+        """The outputs of `work(*inputs)`, valid until the next call."""
+        if not self._enabled:
+            return work(*inputs)
+        graph = self._graphs.get(key)
+        if graph is None:
+            return self._first(key, work, inputs)
+        for place, tensor in zip(graph.inputs, inputs, strict=True):
+            place.copy_(tensor)
+        if graph.launch is None:
+            graph.launch = self._capture(work, graph)
+        graph.launch.replay()  # type: ignore[no-untyped-call, unused-ignore]
+        return graph.outputs
+
+    def _first(self, key: Hashable, work: Work, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        outputs = work(*inputs)
+        if len(self._graphs) < _MOST_GRAPHS:
+            self._graphs[key] = _Graph(self._find_places("in", inputs), self._find_places("out", outputs))
+        return outputs
+
+    def _find_places(self, side: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+        places = []
+        for position, tensor in enumerate(tensors):
+            key = side, position, tensor.shape, tensor.dtype
+            if key not in self._places:
+                self._places[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            places.append(self._places[key])
+        return places
+
+    def _capture(self, work: Work, graph: _Graph) -> torch.cuda.CUDAGraph:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
+            self._pool = torch.cuda.graph_pool_handle()
+        launch = torch.cuda.CUDAGraph()
+        with _no_collection(), torch.cuda.stream(self._stream):
+            # Of this thread only: others may go on to use CUDA, a data loader's, for instance.
+            launch.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                for place, tensor in zip(graph.outputs, work(*graph.inputs), strict=True):
+                    place.copy_(tensor)
+            except BaseException:
+                # The error that matters is the one under way; a capture that it broke ends with another.
+                with suppress(RuntimeError):
+                    launch.capture_end()
+                raise
+            launch.capture_end()
+        return launch
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage: destroying another graph or an event would make the capture invalid."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def choice_of_kernels() -> tuple[object, ...]:
+    """The global settings that decide which kernels PyTorch takes."""
+    matmul = torch.backends.cuda.matmul
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined, unused-ignore]
+        torch.get_float32_matmul_precision(),
+        matmul.allow_tf32,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
+        torch.backends.cudnn.enabled,
+        torch.is_inference_mode_enabled(),
+    )

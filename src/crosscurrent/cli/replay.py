@@ -108,6 +108,7 @@ class _Counted:
 
 def _one(program: Program, text: str) -> ExitCode:
     """Run one schedule, and show its values beside those of program order."""
+    from crosscurrent.report.wording import readable
     from crosscurrent.schedules import NotReplayableError, Replayer, Schedule
     from crosscurrent.schedules.program import View
 
@@ -122,10 +123,10 @@ def _one(program: Program, text: str) -> ExitCode:
     expected = {name: _shown(replayer.final(view)) for name, view in views.items()}
     outcome = replayer.run(schedule.linear)
     if outcome.failure is not None:
-        say(str(outcome.failure))
+        say(readable(str(outcome.failure)))
         return ExitCode.BAD
     for change in outcome.changes:
-        say(str(change))
+        say(readable(str(change)))
         if (view := views.get(change.name)) is not None:
             say(f"  program order: {expected[change.name]}")
             say(f"  this schedule: {_shown(replayer.final(view))}")
@@ -134,7 +135,7 @@ def _one(program: Program, text: str) -> ExitCode:
         say("the same values as in program order")
     if len(same) <= _VALUES:
         for name in same:
-            say(f"{name}: as in program order\n  {expected[name]}")
+            say(f"{readable(name)}: as in program order\n  {expected[name]}")
     else:
         say(f"{len(same)} other values are as in program order")
     return ExitCode.GOOD if outcome.same else ExitCode.BAD
@@ -166,6 +167,7 @@ def _strategies(arguments: Namespace) -> list[Strategy]:
 
 
 def _program_order(program: Program) -> ExitCode:
+    from crosscurrent.report.wording import readable
     from crosscurrent.schedules import NotReplayableError, Replayer
 
     try:
@@ -176,7 +178,7 @@ def _program_order(program: Program) -> ExitCode:
     if wrong:
         say("program order does not give the recorded values of:")
         for name in wrong:
-            say(f"  {name}")
+            say(f"  {readable(name)}")
         return ExitCode.NO_VERDICT
     say("program order: the recorded values")
     return ExitCode.GOOD
@@ -187,7 +189,9 @@ def _limit(arguments: Namespace) -> int | None:
 
 
 def _tell_all(exploration: Exploration) -> ExitCode:
+    from crosscurrent.report.wording import readable
+
     say(str(exploration))
     for difference in exploration.differences:
-        say(str(difference))
+        say(readable(str(difference)))
     return ExitCode.GOOD if exploration.same else ExitCode.BAD

@@ -56,6 +56,9 @@ class AllOnDevice(CudaEnvironment):
     def classify(self, tensor: Tensor) -> tuple[MemoryKind, int]:
         return MemoryKind.DEVICE, 0
 
+    def device_of(self, tensor: Tensor) -> int:
+        return 0
+
     def current_stream(self, device: int) -> int:
         return 0
 

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -51,6 +51,10 @@ class CudaEnvironment:
         if tensor.device.type == "cpu" and tensor.is_pinned():
             return MemoryKind.PINNED, -1
         return None
+
+    def device_of(self, tensor: Tensor) -> int:
+        """The index of the CUDA device of a plain tensor; negative for any other."""
+        return tensor.get_device() if tensor.is_cuda else -1
 
     def current_stream(self, device: int) -> int:
         """The handle of the calling thread's current stream; autograd's threads set theirs, too."""
@@ -85,19 +89,35 @@ class _Way(NamedTuple):
     """The op; kept, so that its id is its own."""
     run: Callable[..., Any]
     is_composite: bool
+    touches_nothing: bool
     knows_its_waits: bool
 
 
 def _way(func: Any) -> _Way:
     # An overload does nothing when it is called but call this; it is one Python frame less for each op.
     run = func._op if type(func) is torch._ops.OpOverload else func
-    return _Way(func, run, _is_composite(func), signature(func).kind in _KNOWS_ITS_WAITS)
+    kind = signature(func).kind
+    return _Way(func, run, _is_composite(func), kind is Kind.NOTHING, kind in _KNOWS_ITS_WAITS)
+
+
+_Held: TypeAlias = tuple[Callable[[], None], ...]
+_NOTHING_HELD: _Held = ()
+
+
+class _Here:
+    """The callbacks of one thread that are held back while an op runs; None outside of ops."""
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held: _Held | None = None
 
 
 class _Local(threading.local):
-    """What belongs to one thread: the callbacks held back while an op runs."""
+    """What belongs to one thread."""
 
-    held: list[Callable[[], None]] | None = None
+    def __init__(self) -> None:
+        self.here = _Here()
 
 
 class CudaDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -108,6 +128,7 @@ class CudaDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, source: CudaSource) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._source = source
+        self._local = source.local
         self._ways: dict[int, _Way] = {}
 
     @classmethod
@@ -124,12 +145,30 @@ class CudaDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         way = self._ways.get(id(func))
         if way is None:
             way = self._ways[id(func)] = _way(func)
-        if way[2]:
+        _, run, is_composite, touches_nothing, knows_its_waits = way
+        if is_composite:
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        return self._source.call(way, args, kwargs)
+        tracer = self._source.tracer
+        if tracer is None:  # a thread that outlives the watch
+            return func(*args, **kwargs)
+        if tracer.observers:
+            tracer.before(func, args, kwargs)
+        elif touches_nothing:
+            return run(*args, **kwargs)
+        here = self._local.here
+        outer, here.held = here.held, _NOTHING_HELD
+        try:
+            out = run(*args, **kwargs)
+        finally:
+            held, here.held = here.held, outer
+        if held and not knows_its_waits:
+            for report in held:
+                report()
+        tracer.op(func, args, kwargs, out)
+        return out
 
 
 class CudaSource:
@@ -139,7 +178,7 @@ class CudaSource:
         self.environment = CudaEnvironment()
         self.tracer: Tracer | None = None
         self._process = os.getpid()
-        self._local = _Local()
+        self.local = _Local()
         self._mode: CudaDispatch | None = None
         self._patches = Patches()
         self._callbacks: list[tuple[Any, Callable[..., None]]] = []
@@ -181,30 +220,10 @@ class CudaSource:
 
     # -- ops -------------------------------------------------------------------------------------------
 
-    def call(self, way: _Way, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op and show it to the tracer."""
-        func, run, _, knows_its_waits = way
-        tracer = self.tracer
-        if tracer is None:  # a thread that outlives the watch
-            return func(*args, **kwargs)
-        if tracer.observers:
-            tracer.before(func, args, kwargs)
-        local = self._local
-        outer, local.held = local.held, []
-        try:
-            out = run(*args, **kwargs)
-        finally:
-            held, local.held = local.held, outer
-        if held and not knows_its_waits:
-            for report in held:
-                report()
-        tracer.op(func, args, kwargs, out)
-        return out
-
     @property
     def in_op(self) -> bool:
         """Whether this thread is inside of an op, whose schema says what it touches."""
-        return self._local.held is not None
+        return self.local.here.held is not None
 
     def run_thread(self, run: Callable[[], None]) -> None:
         """Run a new thread's work under the watch: dispatch modes are per thread."""
@@ -233,11 +252,11 @@ class CudaSource:
         """Pass something on, now or (inside of an op) once it is known what it belongs to."""
         if self.tracer is not None and self.tracer.muted:
             return
-        held = self._local.held
-        if held is None:
+        here = self.local.here
+        if here.held is None:
             tap(*args)
         else:
-            held.append(partial(tap, *args))
+            here.held = (*here.held, partial(tap, *args))
 
     def _via(self, otherwise: str) -> str:
         """``wait_stream`` if that is where an event is recorded or waited for, four frames up at most."""

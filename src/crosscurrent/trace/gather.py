@@ -1,12 +1,4 @@
-"""What an op reads and writes, as accesses to blocks.
-
-Note [The usual op]
-    Nearly all ops of a program take a few tensors of one device, which were seen before, and return nothing
-    or one new tensor. ``plain`` makes their records on a path of its own, which does nothing that they do not
-    need, and steps aside (returns False) for all others before it has emitted an op. A block keeps the
-    accesses that the op before made to it (``Block.read``, ``Block.write``): as long as it is seen in the
-    same layout, which is compared in full, there is nothing to look up or to make.
-"""
+"""What an op reads and writes, as accesses to blocks."""
 
 from __future__ import annotations
 
@@ -16,14 +8,13 @@ from torch import Tensor
 
 from crosscurrent.trace.access import Signature, Use
 from crosscurrent.trace.memory import Block
-from crosscurrent.trace.records import HOST, Access, Alloc, Op
-from crosscurrent.trace.sync import SyncTaps
+from crosscurrent.trace.records import HOST, Access, Op
+from crosscurrent.trace.usual import UsualOps
 
 _new: Any = tuple.__new__
 _MANY = int(Use.MANY)
 _READ = int(Use.READ)
 _WRITE = int(Use.WRITE)
-_NONE = -2  # no device, and not that of host memory either
 
 
 class Call:
@@ -50,105 +41,10 @@ class Call:
         return self.elsewhere.setdefault(device, [])
 
 
-class Gatherer(SyncTaps):
+class Gatherer(UsualOps):
     """Finds the accesses of calls."""
 
-    def plain(self, sign: Signature, args: Any, kwargs: Any, out: Any) -> bool:
-        """Make the record of a usual op; see Note [The usual op]. False: it is none, and no op was made."""
-        if sign.singles is None or (kwargs and not sign.named.isdisjoint(kwargs)):
-            return False
-        device = _NONE
-        accesses: list[Any] = []
-        blocks = self._blocks
-        num = len(args)
-        for place, use in sign.singles:
-            if place >= num:
-                break
-            tensor = args[place]
-            if tensor is None:
-                continue
-            try:
-                block = blocks[tensor.untyped_storage()._cdata]
-            except AttributeError:
-                continue  # a number in the place of a tensor
-            except (KeyError, NotImplementedError):
-                return False
-            if block.device != device:
-                if device != _NONE or not block.on_device:
-                    return False
-                device = block.device
-            if not (
-                tensor.shape == block.shape
-                and tensor.stride() == block.strides
-                and tensor.dtype is block.dtype
-                and tensor.storage_offset() == block.offset
-            ):
-                self._lay(block, tensor)
-            if block.read is not None:
-                if use & _READ:
-                    accesses.append(block.read)
-                if use & _WRITE:
-                    accesses.append(block.write)
-        if sign.makes_tensors:
-            for result in (out,) if isinstance(out, Tensor) else out:
-                if result is None:
-                    continue
-                new = self._new_result(result)
-                if new is None or (new.device != device and device != _NONE):
-                    return False
-                device = new.device
-                if new.write is not None:
-                    accesses.append(new.write)
-        if accesses:
-            lane = self._current_lane if device == self._lane_device else self.lane(device)
-            index = self._index
-            self._index = index + 1
-            self._sink(_new(Op, (index, lane, sign.name, self.site, tuple(accesses))))
-        return True
-
-    def _new_result(self, out: Any) -> Block | None:
-        """The new block of a result on a device; None if it is anything else."""
-        if not isinstance(out, Tensor):
-            return None
-        try:
-            storage = out.untyped_storage()
-        except NotImplementedError:
-            return None
-        cdata = storage._cdata
-        if cdata in self._blocks:
-            return None  # in the memory of an argument
-        where = self.environment.classify(out)
-        if where is None or where[1] < 0:
-            return None
-        memory, device = where
-        block = self._blocks[cdata] = Block(storage, self._on_death)
-        block.cdata = cdata
-        number = self._num_blocks
-        self._num_blocks = number + 1
-        nbytes = storage.nbytes()
-        block.be(number, memory, device, nbytes)
-        if nbytes:
-            lane = self._current_lane if device == self._lane_device else self.lane(device)
-            index = self._index
-            self._index = index + 1
-            self._sink(_new(Alloc, (index, number, lane, nbytes, memory, self.site, True)))
-        self._lay(block, out)
-        return block
-
-    def _lay(self, block: Block, tensor: Tensor) -> None:
-        """Keep the layout of a tensor, and the accesses that ops make to it, with its block."""
-        key: Any = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
-        try:
-            region, shape, dtype = self.layouts.known[key]
-        except KeyError:
-            region, shape, dtype = self.layouts.learn(key)
-        block.shape, block.strides, block.offset, block.dtype = key
-        if region is None:
-            block.read = block.write = None
-            return
-        number = block.index
-        block.read = _new(Access, (number, region, False, shape, dtype, False))
-        block.write = _new(Access, (number, region, True, shape, dtype, False))
+    __slots__ = ()
 
     def gather(self, sign: Signature, args: Any, kwargs: Any, out: Any) -> Call:
         """What a call reads and writes. New storages are allocated on the way."""

@@ -42,6 +42,9 @@ class Environment(Protocol):
     def classify(self, tensor: Tensor) -> tuple[MemoryKind, int] | None:
         """The kind of memory and the device (-1 for pinned memory); None for pageable memory."""
 
+    def device_of(self, tensor: Tensor) -> int:
+        """The device of a plain ``Tensor`` that is no view: negative for memory of the host, of any kind."""
+
     def current_stream(self, device: int) -> int:
         """The stream that the calling thread's next op on ``device`` runs on, in backward too."""
 
@@ -76,10 +79,48 @@ Captured: TypeAlias = tuple[Op, ...]
 class Recorder:
     """The state of one trace. All methods may be called from any thread."""
 
+    # Quicker than the dictionary of an instance, which every op would be looking things up in.
+    __slots__ = (
+        "_blocks",
+        "_captured",
+        "_closed",
+        "_current_stream",
+        "_dead",
+        "_device_of",
+        "_index",
+        "_lanes",
+        "_last_device",
+        "_last_lane",
+        "_last_stream",
+        "_lock",
+        "_misunderstood",
+        "_num_blocks",
+        "_num_recordings",
+        "_on_death",
+        "_outside",
+        "_recorded_at",
+        "_recordings",
+        "_sink",
+        "_sinks",
+        "_waited",
+        "environment",
+        "host_cache",
+        "host_waits",
+        "in_call",
+        "info",
+        "layouts",
+        "muted",
+        "not_understood",
+        "site",
+        "sites",
+    )
+
     def __init__(
         self, environment: Environment, sinks: Sequence[Callable[[Record], None]], *, full_stack: bool = False
     ) -> None:
         self.environment = environment
+        self._current_stream = environment.current_stream
+        self._device_of = environment.device_of
         self.sites = Sites(full_stack=full_stack)
         self.info = TraceInfo([Lane(HOST, "host")], self.sites.sites)
         self.layouts = Layouts()
@@ -105,8 +146,10 @@ class Recorder:
         self._on_death = self._died
         self._captured: list[Record] = []
         self._outside: tuple[Callable[[Record], None], int] = (self._sink, 0)
-        self._lane_device = -1
-        self._current_lane = HOST
+        # The stream that was asked for last, and its lane.
+        self._last_device = -1
+        self._last_stream = -1
+        self._last_lane = HOST
         self.site = -1
         """The call site of the call that is being turned into records."""
         self.in_call = False
@@ -144,18 +187,16 @@ class Recorder:
         if self._dead:
             self.bury()
         self.site = self.sites.here()
-        self._lane_device = -1
 
     def lane(self, device: int, stream: int | None = None) -> int:
         """The lane of a stream; of the calling thread's current stream of ``device`` by default."""
-        if stream is not None:
-            return self._lane(device, stream)
-        if device != self._lane_device:  # asked for the first time in this call
-            stream = self.environment.current_stream(device)
-            known = self._lanes.get((device, stream))
-            self._current_lane = self._lane(device, stream) if known is None else known
-            self._lane_device = device
-        return self._current_lane
+        if stream is None:
+            stream = self._current_stream(device)
+        if stream != self._last_stream or device != self._last_device:
+            self._last_lane = self._lane(device, stream)
+            self._last_device = device
+            self._last_stream = stream
+        return self._last_lane
 
     def _lane(self, device: int, stream: int) -> int:
         lane = self._lanes.get((device, stream))
@@ -245,7 +286,7 @@ class Recorder:
                 self.host_wait("allocation", (), "pinned memory")
             lane = HOST
         elif fresh:
-            lane = self._current_lane if device == self._lane_device else self.lane(device)
+            lane = self.lane(device)
         else:
             lane = self.lane(device, DEFAULT_STREAM)
         index = self._index
@@ -258,15 +299,17 @@ class Recorder:
 
     def bury(self) -> None:
         """Report the storages and forget the events that died since the last call."""
-        while self._dead:
-            block, what = self._dead.popleft()
+        dead = self._dead
+        blocks = self._blocks
+        while dead:
+            block, what = dead.popleft()
             if block is None:
                 number = self._recordings.pop(what, None)
                 if number is not None:
                     self.drop_event(number)
                 continue
-            if self._blocks.get(block.cdata) is block:
-                del self._blocks[block.cdata]
+            if blocks.get(block.cdata) is block:
+                del blocks[block.cdata]
             if not block.nbytes or block.private:  # pageable memory has no bytes here
                 continue
             index = self._index

@@ -29,6 +29,8 @@ _INTERNAL = (
     ),
 )
 
+_frame = sys._getframe
+
 Place: TypeAlias = tuple[CodeType, dict[int, int], int] | None
 """A frame outside of torch, held without interning: its code, the sites known in it, its last instruction."""
 
@@ -73,10 +75,16 @@ class Sites:
         # By id: hashing a code object hashes all of its constants. The code is kept, so the id is its own.
         self._codes: dict[int, tuple[CodeType, dict[int, int] | None]] = {}
 
-    def here(self) -> int:
-        """The site of the call that is being made. The caller, which has a caller, is not looked at."""
+    def here(self, depth: int = 2) -> int:
+        """The site of the call that is being made. The caller, which has a caller, is not looked at.
+
+        ``depth`` is that of the first frame which is looked at: 2, or more for frames known to be internal.
+        """
         codes = self._codes
-        frame: FrameType | None = sys._getframe(2)
+        try:
+            frame: FrameType | None = _frame(depth)
+        except ValueError:  # a thread of C++ code, which has no frame but those of the watch
+            frame = None
         while frame is not None:
             code = frame.f_code
             try:
@@ -100,7 +108,10 @@ class Sites:
         The caller is not looked at.
         """
         codes = self._codes
-        frame: FrameType | None = sys._getframe(1).f_back  # which a thread of C++ code may lack
+        try:
+            frame: FrameType | None = _frame(2)
+        except ValueError:  # a thread of C++ code
+            return None
         while frame is not None:
             code = frame.f_code
             try:

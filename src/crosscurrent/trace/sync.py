@@ -33,6 +33,8 @@ from crosscurrent.trace.records import (
 class SyncTaps(Recorder):
     """The taps that are not about ops. All may be called from any thread."""
 
+    __slots__ = ("_pools",)
+
     def __init__(
         self, environment: Environment, sinks: Sequence[Callable[[Record], None]], *, full_stack: bool = False
     ) -> None:

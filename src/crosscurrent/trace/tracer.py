@@ -20,13 +20,12 @@ from crosscurrent.trace.access import Kind, Signature, Use, in_training, signatu
 from crosscurrent.trace.gather import Call, Gatherer
 from crosscurrent.trace.recorder import Environment
 from crosscurrent.trace.records import Record
+from crosscurrent.trace.usual import Plan
 
 log = logging.getLogger(__name__)
 
 _READ = int(Use.READ)
 _WRITE = int(Use.WRITE)
-_PLAIN = int(Kind.PLAIN)
-_NOTHING = int(Kind.NOTHING)
 
 
 class CallObserver(Protocol):
@@ -44,14 +43,14 @@ class CallObserver(Protocol):
 class Tracer(Gatherer):
     """Makes the records of one trace. All methods may be called from any thread."""
 
+    __slots__ = ("__weakref__", "_failed", "_plans", "observers")
+
     def __init__(
         self, environment: Environment, sinks: Sequence[Callable[[Record], None]], *, full_stack: bool = False
     ) -> None:
         super().__init__(environment, sinks, full_stack=full_stack)
         self.observers: list[CallObserver] = []
-        self._signatures: dict[int, Signature] = {}
-        # Signatures are kept by id, which is an op's own only as long as the op is alive.
-        self._seen: list[Any] = []
+        self._plans: dict[int, Plan] = {}
         self._failed: set[str] = set()
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -60,35 +59,33 @@ class Tracer(Gatherer):
             observer.before_call(func, args, kwargs)
 
     def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """An op ran. Everything it did to memory that is followed becomes records."""
-        sign = self._signatures.get(id(func))
-        if sign is None:
-            sign = self._signatures[id(func)] = signature(func)
-            self._seen.append(func)
-        kind = sign.kind
-        if kind == _NOTHING and not self.observers:
+        """An op ran. Everything it did to memory that is followed becomes records.
+
+        The caller is the handler of a dispatch mode, and its caller the first frame that is looked at.
+        """
+        plan = self._plans.get(id(func))
+        if plan is None:
+            plan = self._plans[id(func)] = Plan(func, signature(func))
+        if plan.touches_nothing and not self.observers:
             return
         with self._lock:
             if self._dead:
                 self.bury()
-            self.site = self.sites.here()
-            self._lane_device = -1
+            self.site = self.sites.here(3)
             if self.observers:
-                self._observed(sign, func, args, kwargs, out)
+                self._observed(plan.sign, func, args, kwargs, out)
                 return
             try:
-                if kind == _PLAIN:
-                    if not self.plain(sign, args, kwargs, out):
-                        self.emit_call(sign.name, self.gather(sign, args, kwargs, out))
-                else:
-                    self._special(sign, func, args, kwargs, out)
+                if not self.usual(plan, args, kwargs, out):
+                    self._special(plan.sign, func, args, kwargs, out)
             except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 # An op with arguments or results of a kind never met. The program goes on, and so does the
                 # watch; that something is missing from its trace is said in every report.
-                if sign.name not in self._failed:
-                    self._failed.add(sign.name)
-                    log.warning("%s was not understood", sign.name, exc_info=True)
-                self.unknown(sign.name, f"{type(error).__name__}: {error}")
+                name = plan.name
+                if name not in self._failed:
+                    self._failed.add(name)
+                    log.warning("%s was not understood", name, exc_info=True)
+                self.unknown(name, f"{type(error).__name__}: {error}")
 
     def _observed(self, sign: Signature, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         collected: list[Record] = []

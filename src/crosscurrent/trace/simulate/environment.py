@@ -33,6 +33,11 @@ class Environment:
             return None
         return (MemoryKind.PINNED, -1) if block.device == PINNED else self._kinds[block.device]
 
+    def device_of(self, tensor: Tensor) -> int:
+        """The device of a tensor; negative for memory of the host, and for what is not known yet."""
+        block = self._get(tensor.untyped_storage()._cdata)
+        return -1 if block is None else block.device
+
     def current_stream(self, device: int) -> int:
         """The stream that the next op of this thread on ``device`` runs on."""
         return self._thread.current[device].stream_id

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import crosscurrent
@@ -366,3 +367,23 @@ def test_program_order_gives_the_bits_of_a_real_gpu() -> None:
     (finding,) = prove(program, seen.findings)
     assert finding.witness is not None
     assert "host: 64 of 64 elements changed" in finding.witness
+
+
+def test_the_handle_of_a_collective_is_no_value() -> None:
+    """It is an object of C++ code: trying to keep it must not fail the program."""
+
+    def body() -> dict[str, Tensor]:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            x = torch.ones(4, device="cuda")
+            dist.all_reduce(x)
+        finally:
+            dist.destroy_process_group()
+        return {"x": x}
+
+    program, findings = record(body)
+    assert not findings
+    assert [op.name for op in program.records if isinstance(op, Op)] == [
+        "aten.ones.default",
+        "c10d.allreduce_.default",
+    ]

@@ -11,7 +11,7 @@ from crosscurrent.races.findings import Finding
 from crosscurrent.report.document import HostWaits
 from crosscurrent.report.source import place_of, shape_of, short_op
 
-_OPERATOR = re.compile(r"\baten\.(\w+)\.\w+")
+_OPERATOR = re.compile(r"\b(?:aten|c10d)\.(\w+)\.\w+")
 
 _WELL_KNOWN = {"_local_scalar_dense": "item"}
 """Operators that nobody calls by their names."""

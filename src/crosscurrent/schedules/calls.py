@@ -143,6 +143,8 @@ class Calls:
         if item is None:
             return None
         if not isinstance(item, Tensor):
+            if not isinstance(item, bool | int | float | complex):
+                return None  # an object of C++ code, such as the handle of a collective: it has no value
             return self._contents.host_read(op, torch.tensor(item), None)
         if item.numel() == 0:
             return None

@@ -106,6 +106,32 @@ def test_values_and_source_lines_do_not_make_another_program(program: Program) -
     )
 
 
+def test_the_order_in_which_a_function_frees_its_variables_makes_no_other_program(
+    new_hand: Callable[[], Hand],
+) -> None:
+    """That differs between versions of Python."""
+    up, down = new_hand(), new_hand()
+    for hand in (up, down):
+        x, y = hand.full(MAIN, torch.zeros(2)), hand.full(MAIN, torch.ones(2))
+        for view in (x, y) if hand is up else (y, x):
+            hand.free(view.block)
+    assert up.program().records != down.program().records
+    assert up.program().fingerprint == down.program().fingerprint
+
+
+def test_a_free_before_or_after_an_op_makes_another_program(new_hand: Callable[[], Hand]) -> None:
+    early, late = new_hand(), new_hand()
+    for hand in (early, late):
+        x, y = hand.full(MAIN, torch.zeros(2)), hand.full(MAIN, torch.ones(2))
+        if hand is early:
+            hand.free(x.block)
+        hand.call(SIDE, "aten::zero_", y, inplace=True)
+        if hand is late:
+            hand.free(x.block)
+        hand.free(y.block)
+    assert early.program().fingerprint != late.program().fingerprint
+
+
 def test_a_wait_more_or_less_makes_another_program(new_hand: Callable[[], Hand]) -> None:
     with_wait, without = new_hand(), new_hand()
     for hand in (with_wait, without):

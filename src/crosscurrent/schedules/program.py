@@ -21,7 +21,7 @@ from torch import Tensor
 from crosscurrent.schedules.order import PartialOrder
 from crosscurrent.schedules.reuse import Reuse, check
 from crosscurrent.trace.memory import region_of
-from crosscurrent.trace.records import DropEvent, Op, Record, TraceInfo
+from crosscurrent.trace.records import DropEvent, Free, Op, Record, TraceInfo
 
 
 class View(NamedTuple):
@@ -139,9 +139,7 @@ class Program:
 def fingerprint(records: Sequence[Record]) -> str:
     """Twelve hex digits that tell what a trace does: its lanes, ops, regions, edges and memory."""
     digest = hashlib.blake2b(digest_size=6)
-    for record in records:
-        if isinstance(record, DropEvent):
-            continue  # comes when the garbage collector does
+    for record in _settled(records):
         plain: Any = record
         if isinstance(record, Op):
             plain = (
@@ -157,6 +155,23 @@ def fingerprint(records: Sequence[Record]) -> str:
             )
         digest.update(repr((type(record).__name__, tuple(plain))).encode())
     return digest.hexdigest()
+
+
+def _settled(records: Sequence[Record]) -> Iterator[Record]:
+    """The records without what differs between versions of Python, and from run to run.
+
+    Events are dropped when the garbage collector comes by. And in which order a function lets go of its
+    variables at its end is up to Python; frees with nothing in between mean the same in any order.
+    """
+    frees: list[Free] = []
+    for record in records:
+        if isinstance(record, Free):
+            frees.append(record)
+        elif not isinstance(record, DropEvent):
+            yield from sorted(frees, key=lambda free: free.block)
+            frees.clear()
+            yield record
+    yield from sorted(frees, key=lambda free: free.block)
 
 
 def views_in(value: Any) -> Iterator[View]:

@@ -53,6 +53,9 @@ class HostWaitCount(NamedTuple):
     """The lanes waited for; an event's is that on which it was recorded."""
 
     times: int
+    idle: int = 0
+    """How often there was nothing to wait for: the host knew all work to be done."""
+
 
 class UnknownCount(NamedTuple):
     """Something that could not be understood, and how often it was met."""
@@ -353,6 +356,7 @@ class Detector:
             self._found.waited_for_nothing(wait)
 
     def _host_wait(self, wait: HostWait) -> None:
+        idle = int(self._clocks.all_done)
         recording = self._clocks.host_wait(wait)
         lanes = wait.lanes if recording is None else (recording.record.lane,)
         if lanes:
@@ -360,7 +364,9 @@ class Detector:
         key = (wait.kind, wait.op, wait.site, lanes)
         before = self._host_waits.get(key)
         self._host_waits[key] = (
-            HostWaitCount(wait, lanes, 1) if before is None else before._replace(times=before.times + 1)
+            HostWaitCount(wait, lanes, 1, idle)
+            if before is None
+            else before._replace(times=before.times + 1, idle=before.idle + idle)
         )
 
     def _not_understood(self, unknown: Unknown) -> None:

@@ -1,4 +1,4 @@
-"""``docs/json.md`` names the fields of what ``bench`` writes; ``test/cli/test_json_docs.py`` holds the rest."""
+"""``docs/json.md`` names the fields that ``bench`` writes; ``test/cli/test_json_docs.py`` holds the rest."""
 
 from __future__ import annotations
 

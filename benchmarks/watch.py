@@ -53,14 +53,15 @@ class EmptyMode(TorchDispatchMode):
 class AllOnDevice(CudaEnvironment):
     """Takes the tensors of the CPU for those of one device with one stream."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.current_stream = {0: 0}.__getitem__
+
     def classify(self, tensor: Tensor) -> tuple[MemoryKind, int]:
         return MemoryKind.DEVICE, 0
 
     def device_of(self, tensor: Tensor) -> int:
-        return 0
-
-    def current_stream(self, device: int) -> int:
-        return 0
+        return tensor.get_device() + 1 if not tensor.is_cuda else -1
 
 
 def as_on_a_gpu() -> CudaDispatch:

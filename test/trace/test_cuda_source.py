@@ -243,3 +243,51 @@ def test_triton_launches_are_unknown_unless_an_operator_speaks_for_them(
         watch = run_by_callbacks(program)
     assert [unknown.op for unknown in watch.unknown] == ["triton outside"]
     assert "crosscurrent_triton.scale_.default" in [record.name for record in of(watch, Op)]
+
+
+MEMORY = (_gpu_trace.MemoryAllocationCallbacks, _gpu_trace.MemoryDeallocationCallbacks)
+
+
+@pytest.mark.parametrize("registry", MEMORY, ids=lambda registry: registry.name)
+def test_who_listens_to_allocations_before_or_during_a_watch_hears_of_them(
+    run_by_callbacks: Any, registry: Any
+) -> None:
+    early: list[int] = []
+    late: list[int] = []
+
+    def program() -> None:
+        registry.fire_callbacks(1)
+        registry.add_callback(late.append)
+        registry.fire_callbacks(2)
+
+    before = list(registry.callback_list)
+    try:
+        registry.add_callback(early.append)
+        run_by_callbacks(program)
+        assert (early, late) == ([1, 2], [2])
+        registry.callback_list[:] = before
+        run_by_callbacks(program)
+        assert (early, late) == ([1, 2], [2, 2])
+        registry.fire_callbacks(3)
+        assert late == [2, 2, 3], "the watch is over"
+    finally:
+        registry.callback_list[:] = before
+
+
+@pytest.mark.parametrize("registry", MEMORY, ids=lambda registry: registry.name)
+def test_allocations_that_nobody_listens_to_run_no_python(run_by_callbacks: Any, registry: Any) -> None:
+    code = type(registry).fire_callbacks.__code__
+
+    def calls() -> int:
+        seen: list[Any] = []
+        sys.setprofile(lambda frame, event, _: seen.append(frame.f_code) if event == "call" else None)
+        try:
+            registry.fire_callbacks(1)
+        finally:
+            sys.setprofile(None)
+        return seen.count(code)
+
+    watched: list[int] = []
+    run_by_callbacks(lambda: watched.append(calls()))
+    assert watched == [0]
+    assert calls() == 1, "put back"

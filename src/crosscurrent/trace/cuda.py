@@ -26,7 +26,8 @@ from torch.cuda import _gpu_trace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscurrent.trace.access import Kind, signature
-from crosscurrent.trace.cuda_patches import Patches, install
+from crosscurrent.trace.cuda_patches import Patches, install, nobody_listens
+from crosscurrent.trace.recorder import DEFAULT_STREAM
 from crosscurrent.trace.records import MemoryKind
 from crosscurrent.trace.subclasses import has_own_dispatch
 from crosscurrent.trace.tracer import Tracer
@@ -41,6 +42,11 @@ class CudaEnvironment:
     def __init__(self) -> None:
         self._names: dict[tuple[int, int], str] = {}
         self._num_streams: dict[int, int] = {}
+        # Called for each op, so it is PyTorch's own function; builds without CUDA have none.
+        self.current_stream: Callable[[int], int] = getattr(
+            torch._C, "_cuda_getCurrentRawStream", lambda device: DEFAULT_STREAM
+        )
+        """Gives the handle of the calling thread's current stream; autograd's threads set theirs, too."""
 
     def classify(self, tensor: Tensor) -> tuple[MemoryKind, int] | None:
         """Device memory, pinned memory, or None. Fake tensors and wrappers have no memory of their own."""
@@ -55,10 +61,6 @@ class CudaEnvironment:
     def device_of(self, tensor: Tensor) -> int:
         """The index of the CUDA device of a plain tensor; negative for any other."""
         return tensor.get_device() if tensor.is_cuda else -1
-
-    def current_stream(self, device: int) -> int:
-        """The handle of the calling thread's current stream; autograd's threads set theirs, too."""
-        return int(torch._C._cuda_getCurrentRawStream(device))
 
     def current_device(self) -> int:
         """The calling thread's current device."""
@@ -247,6 +249,8 @@ class CudaSource:
         ):
             registry.add_callback(handler)  # type: ignore[arg-type]
             self._callbacks.append((registry, handler))
+        for unused in (_gpu_trace.MemoryAllocationCallbacks, _gpu_trace.MemoryDeallocationCallbacks):
+            nobody_listens(unused, self._patches)
 
     def report(self, tap: Callable[..., None], *args: Any) -> None:
         """Pass something on, now or (inside of an op) once it is known what it belongs to."""

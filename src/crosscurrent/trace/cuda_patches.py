@@ -77,6 +77,28 @@ def install(source: CudaSource, patches: Patches) -> None:
     _watch_triton(source, patches)
 
 
+def nobody_listens(registry: Any, patches: Patches) -> None:
+    """Spare a registry without callbacks its loop over them, until there is one.
+
+    Once PyTorch's GPU trace is on it stays on, and calls Python at each allocation and each free.
+    """
+    if registry.callback_list:
+        return
+    mine = vars(registry)
+
+    def add_callback(callback: Callable[..., None]) -> None:
+        listen()
+        registry.add_callback(callback)
+
+    def listen() -> None:
+        mine.pop("fire_callbacks", None)
+        mine.pop("add_callback", None)
+
+    mine["fire_callbacks"] = "".format  # takes whatever it is given, does nothing, and is no Python code
+    mine["add_callback"] = add_callback
+    patches.later(listen)
+
+
 def _replace_builtin(patches: Patches, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     """Replace a function that TorchScript may know as a builtin, which it tells by identity."""
     table = _builtins._get_builtin_table()  # type: ignore[no-untyped-call]

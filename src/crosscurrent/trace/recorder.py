@@ -45,8 +45,9 @@ class Environment(Protocol):
     def device_of(self, tensor: Tensor) -> int:
         """The device of a plain ``Tensor`` that is no view: negative for memory of the host, of any kind."""
 
-    def current_stream(self, device: int) -> int:
-        """The stream that the calling thread's next op on ``device`` runs on, in backward too."""
+    @property
+    def current_stream(self) -> Callable[[int], int]:
+        """Gives the stream that the calling thread's next op on a device runs on, in backward too."""
 
     def current_device(self) -> int:
         """The calling thread's current device."""

@@ -107,8 +107,7 @@ class UsualOps(SyncTaps):
                     accesses.append(block.read)
                 if writes:
                     accesses.append(block.write)
-        if device != _NONE:
-            lane = self.lane(device)
+        lane = -1 if device == _NONE else self.lane(device)
         if plan.makes_tensors:
             kind = out.__class__
             if kind is not Tensor and kind is not tuple and kind is not list:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from crosscurrent.errors import WrongUseError
-from crosscurrent.schedules.engines import Processes, RayCluster, Serial, engine_of, spread
+from crosscurrent.schedules.engines import Processes, RayCluster, Serial, counting, engine_of, spread
 from crosscurrent.schedules.explore import Share, explore, memory_choices, merge
 from crosscurrent.schedules.program import Program
 from crosscurrent.schedules.replay import Replayer
@@ -102,6 +102,15 @@ def test_the_parts_of_a_search_make_the_whole(racy: Program, workers: int) -> No
 def test_processes_find_what_one_process_finds(racy: Program) -> None:
     strategies = [RandomWalk(count=20), PCT(count=10)]
     assert spread(racy, strategies, Processes(workers=2)) == spread(racy, strategies, Serial())
+
+
+def test_how_far_a_search_has_come_is_told(racy: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "EVERY", 0.0)
+    told: list[int] = []
+    strategies = [RandomWalk(count=20), PCT(count=10)]
+    assert spread(racy, strategies, Serial(), told=told.append) == spread(racy, strategies, Serial())
+    assert told == list(range(1, len(told) + 1))
+    assert len(told) == explore(racy, strategies).tried
 
 
 def test_ray_finds_what_one_process_finds(racy: Program) -> None:

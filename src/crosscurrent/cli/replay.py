@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crosscurrent.schedules import Exploration, Program, Strategy
-    from crosscurrent.schedules.strategies import Proposal, Space
 
 _ELEMENTS = 4
 """Elements shown of each value."""
@@ -76,34 +74,24 @@ def run(arguments: Namespace) -> int:
         if code is not ExitCode.GOOD or not strategies:
             return code
         with progress() as bar:
-            # How many there are is known only to who asks for them; other processes ask by themselves.
-            task = bar.add_task("schedules", total=None)
-            counted = [_Counted(each, lambda: bar.advance(task)) for each in strategies]
-            here = arguments.engine == "serial"
-            found = spread(program, counted if here else strategies, engine, limit=_limit(arguments))
+            task = bar.add_task("schedules", total=_most(program, arguments))
+            limit = _limit(arguments)
+            found = spread(
+                program, strategies, engine, limit=limit, told=lambda done: bar.update(task, completed=done)
+            )
         return _tell_all(found)
     finally:
         if isinstance(engine, RayCluster):
             engine.close()
 
 
-class _Counted:
-    """A strategy of which each proposal is counted."""
+def _most(program: Program, arguments: Namespace) -> int:
+    """How many schedules will be tried at most: all that the strategies may propose, for each memory."""
+    from crosscurrent.schedules.explore import memory_choices
 
-    def __init__(self, strategy: Strategy, count: Callable[[], None]) -> None:
-        self._strategy = strategy
-        self._count = count
-
-    @property
-    def exhausts(self) -> bool:
-        """As the strategy says."""
-        return self._strategy.exhausts
-
-    def proposals(self, space: Space) -> Iterator[Proposal]:
-        """Those of the strategy."""
-        for proposal in self._strategy.proposals(space):
-            self._count()
-            yield proposal
+    random = 2 * (len(program.order().lanes) + arguments.schedules) if arguments.schedules else 0
+    choices = sum(1 for _ in memory_choices(program, every=bool(arguments.exhaustive)))
+    return int(choices * (random + arguments.exhaustive))
 
 
 def _one(program: Program, text: str) -> ExitCode:

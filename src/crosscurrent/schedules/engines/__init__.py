@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from crosscurrent.schedules.engines.counting import Told
 from crosscurrent.schedules.engines.processes import Processes
 from crosscurrent.schedules.engines.protocol import Engine
 from crosscurrent.schedules.engines.ray_cluster import RayCluster
@@ -33,8 +34,16 @@ def engine_of(name: str, workers: int | None = None) -> Engine:
 
 
 def spread(
-    program: Program, strategies: Sequence[Strategy], engine: Engine, *, limit: int | None = None
+    program: Program,
+    strategies: Sequence[Strategy],
+    engine: Engine,
+    *,
+    limit: int | None = None,
+    told: Told | None = None,
 ) -> Exploration:
-    """Like ``explore``, on an engine: the same schedules, the same findings."""
+    """Like ``explore``, on an engine: the same schedules, the same findings.
+
+    ``told`` is called now and then, meanwhile, with how many schedules were dealt with.
+    """
     shares = [Share(index=index, of=engine.num_workers) for index in range(engine.num_workers)]
-    return merge(engine.run(program, strategies, limit, shares))
+    return merge(engine.run(program, strategies, limit, shares, told))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from crosscurrent.schedules.engines.counting import Told
 from crosscurrent.schedules.explore import Exploration, Share
 from crosscurrent.schedules.program import Program
 from crosscurrent.schedules.strategies import Strategy
@@ -18,6 +19,11 @@ class Engine(Protocol):
         """How many shares it can run at a time."""
 
     def run(
-        self, program: Program, strategies: Sequence[Strategy], limit: int | None, shares: Sequence[Share]
+        self,
+        program: Program,
+        strategies: Sequence[Strategy],
+        limit: int | None,
+        shares: Sequence[Share],
+        told: Told | None = None,
     ) -> list[Exploration]:
-        """The shares' results, in their order."""
+        """The shares' results, in their order. ``told`` hears how far each share has come, on average."""

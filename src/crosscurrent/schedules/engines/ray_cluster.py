@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from crosscurrent.errors import WrongUseError
+from crosscurrent.schedules.engines.counting import EVERY, Told
 from crosscurrent.schedules.engines.worker import packed, work
 from crosscurrent.schedules.explore import Exploration, Share
 from crosscurrent.schedules.program import Program
@@ -31,12 +32,21 @@ class RayCluster:
         """How many shares run at a time."""
 
     def run(
-        self, program: Program, strategies: Sequence[Strategy], limit: int | None, shares: Sequence[Share]
+        self,
+        program: Program,
+        strategies: Sequence[Strategy],
+        limit: int | None,
+        shares: Sequence[Share],
+        told: Told | None = None,
     ) -> list[Exploration]:
         """The shares' results, in their order."""
         data = self._ray.put(packed(program))
         task = self._ray.remote(num_cpus=1)(work)
-        pending = [task.remote(data, list(strategies), limit, share) for share in shares]
+        tried = self._ray.remote(num_cpus=0)(_Tried).remote()
+        hand_over = tried.add.remote
+        pending = [task.remote(data, list(strategies), limit, share, hand_over) for share in shares]
+        while told is not None and self._ray.wait(pending, num_returns=len(pending), timeout=EVERY)[1]:
+            told(self._ray.get(tried.total.remote()) // len(shares))
         results: list[Exploration] = self._ray.get(pending)
         return results
 
@@ -51,6 +61,19 @@ class RayCluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Tried:
+    """What all workers count in."""
+
+    def __init__(self) -> None:
+        self._total = 0
+
+    def add(self, count: int) -> None:
+        self._total += count
+
+    def total(self) -> int:
+        return self._total
 
 
 def _ray() -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from crosscurrent.schedules.engines.counting import counted
 from crosscurrent.schedules.explore import Exploration, Share, explore
 from crosscurrent.schedules.program import Program
 from crosscurrent.schedules.storage import load, save
@@ -20,12 +21,18 @@ def packed(program: Program) -> bytes:
         return path.read_bytes()
 
 
-def work(program: bytes, strategies: Sequence[Strategy], limit: int | None, share: Share) -> Exploration:
-    """Run one share. One thread: workers share the cores."""
+def work(
+    program: bytes,
+    strategies: Sequence[Strategy],
+    limit: int | None,
+    share: Share,
+    hand_over: Callable[[int], object] | None = None,
+) -> Exploration:
+    """Run one share. One thread: workers share the cores. ``hand_over`` is told how many more were tried."""
     import torch
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program"
         path.write_bytes(program)
-        return explore(load(path), strategies, limit=limit, share=share)
+        return explore(load(path), counted(strategies, hand_over), limit=limit, share=share)

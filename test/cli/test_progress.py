@@ -1,0 +1,82 @@
+"""Long commands say how much time is left, to a terminal and to nobody else."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from crosscurrent.cli import main
+
+SIMULATE = () if torch.cuda.is_available() else ("--simulate",)
+LONG = """\
+import torch
+side = torch.cuda.Stream()
+x = torch.ones(8, device="cuda")
+for _ in range(100):
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x.mul_(2)
+    torch.cuda.current_stream().wait_stream(side)
+    y = x + 1
+"""
+
+
+def _on_a_terminal(words: list[str], **environment: str) -> str:
+    """What a command shows on a terminal of its own."""
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "crosscurrent", *words],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, "TERM": "xterm", **environment},
+    )
+    os.close(its)
+    shown = b""
+    try:
+        while part := os.read(ours, 4096):
+            shown += part
+    except OSError:  # the other side was closed: how Linux says that it ended
+        pass
+    os.close(ours)
+    assert process.wait() == 0, shown.decode()
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A race-free program of some hundred ops."""
+    folder = tmp_path_factory.mktemp("progress")
+    (folder / "long.py").write_text(LONG, encoding="utf-8")
+    assert main(["check", *SIMULATE, "--save", str(folder / "long.ccp"), str(folder / "long.py")]) == 0
+    return str(folder / "long.ccp")
+
+
+@pytest.mark.parametrize("engine", [(), ("--engine", "processes", "--workers", "2")])
+def test_a_replay_says_how_much_is_left(program: str, engine: tuple[str, ...]) -> None:
+    shown = _on_a_terminal(["replay", program, "--schedules", "1500", *engine])
+    counts = [(int(done), int(most)) for done, most in re.findall(r"schedules \S+ +(\d+)/(\d+)", shown)]
+    # For two choices of memory: random ones, those of PCT, and both streams as early and as late as can be.
+    assert {most for _, most in counts} == {2 * (2 * 1500 + 2 * 2)}
+    assert counts[0][0] < counts[-1][0] <= counts[-1][1]
+    assert re.search(r"left +\d+:\d\d:\d\d", shown), "the time left"
+
+
+@pytest.mark.parametrize("no_color", ["1", None])
+def test_nothing_moves_where_it_is_not_wanted(
+    program: str, no_color: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["replay", program, "--schedules", "20"]
+    if no_color is None:
+        assert main(words) == 0
+        shown = "".join(capfd.readouterr())
+    else:
+        shown = _on_a_terminal(words, NO_COLOR=no_color)
+    assert "left" not in shown
+    assert shown.splitlines()[0] == "program order: the recorded values"

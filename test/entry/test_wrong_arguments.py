@@ -97,7 +97,7 @@ def test_one_tensor_is_declared_as_a_whole() -> None:
 @pytest.mark.parametrize(
     "check", [testing.assert_race_free, testing.assert_races, testing.assert_no_host_wait]
 )
-@pytest.mark.parametrize("step", [None, "step", 3, [nothing]], ids=repr)
+@pytest.mark.parametrize("step", [None, "step", 3, [nothing]], ids=lambda step: type(step).__name__)
 def test_only_functions_and_watches_are_asserted_about(check: Callable[..., Any], step: Any) -> None:
     with pytest.raises(
         crosscurrent.WrongUseError, match="pass a function without arguments, or a watch, not "

@@ -196,6 +196,13 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def import_trace() -> Callable[[dict[str, Any]], Any]:
+    """Imports the document of a Chrome trace as Perfetto does, and says what it drops."""
+    importer: Callable[[dict[str, Any]], Any] = _load("trace_importer").import_trace
+    return importer
+
+
+@pytest.fixture(scope="session")
 def long_report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Races somewhere in a trace of 100,000 operations."""
     file = tmp_path_factory.mktemp("long") / "train.py"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,12 @@ from typing import Any
 import pytest
 
 from crosscurrent.report import perfetto
+from crosscurrent.report.costs import Rates
 from crosscurrent.report.document import Report, Verdict
+from crosscurrent.report.slices import slices_of
 
 HOST, MAIN, FETCH = 0, 1, 2
+THREAD = perfetto.FIRST_THREAD
 
 
 def events_of(report: Report) -> list[dict[str, Any]]:
@@ -38,14 +43,20 @@ def test_lanes_are_threads_of_their_device(racy: Any) -> None:
         for event in events_of(racy.report())
         if event["name"] == "thread_name"
     }
-    assert names == {(1, HOST): "host", (2, MAIN): "main", (2, FETCH): "fetch"}
+    assert names == {
+        (1, THREAD + HOST): "host",
+        (2, THREAD + MAIN): "main",
+        (2, THREAD + FETCH): "fetch",
+    }
 
 
 def test_every_operation_is_a_slice(racy: Any) -> None:
     slices = [event for event in events_of(racy.report()) if event["ph"] == "X"]
-    assert [piece["name"] for piece in slices if piece["tid"] == MAIN] == ["mm", "relu"] * 4
-    assert [piece["name"] for piece in slices if piece["tid"] == FETCH] == ["copy_ (host to device)"] * 4
-    assert [piece["name"] for piece in slices if piece["tid"] == HOST] == ["item"]
+    assert [piece["name"] for piece in slices if piece["tid"] == THREAD + MAIN] == ["mm", "relu"] * 4
+    assert [piece["name"] for piece in slices if piece["tid"] == THREAD + FETCH] == [
+        "copy_ (host to device)"
+    ] * 4
+    assert [piece["name"] for piece in slices if piece["tid"] == THREAD + HOST] == ["item"]
     assert slices[0]["args"]["reads"] == ["block 20 [0:4194304] float32[1024, 1024]"]
     assert slices[0]["args"]["where"].endswith("train.py:9")
 
@@ -118,3 +129,104 @@ def test_a_file_is_written_whole(racy: Any, tmp_path: Path) -> None:
     perfetto.write(racy.report(), folder / "trace.json")
     assert [path.name for path in folder.iterdir()] == ["trace.json"]
     assert json.loads((folder / "trace.json").read_text())["traceEvents"]
+
+
+def records_of(flow: Any) -> tuple[int, int]:
+    source, target, _ = flow
+    return source["args"]["record"], target["args"]["record"]
+
+
+def require_importable(report: Report, import_trace: Callable[[dict[str, Any]], Any]) -> Any:
+    """Nothing is dropped, and exactly the arrows and races of the drawing come out."""
+    imported = import_trace(json.loads(perfetto.render(report)))
+    assert imported.dropped == []
+    drawing = slices_of(report.records, report.info, report.rates, report.findings)
+    assert len(imported.slices) == len(drawing.slices)
+    record = [piece.record for piece in drawing.slices]
+    by_kind: dict[str, list[tuple[int, int]]] = {"sync": [], "race": []}
+    for flow in imported.flows:
+        by_kind[flow[2]["cat"]].append(records_of(flow))
+    assert sorted(by_kind["sync"]) == sorted((record[a.source], record[a.target]) for a in drawing.arrows)
+    assert sorted(map(sorted, by_kind["race"])) == sorted(
+        sorted((record[race.first], record[race.second])) for race in drawing.races
+    )
+    return imported
+
+
+@pytest.mark.parametrize("kind", ["racy", "ordered"])
+def test_perfetto_drops_nothing(kind: str, request: pytest.FixtureRequest, import_trace: Any) -> None:
+    assert require_importable(request.getfixturevalue(kind).report(), import_trace).flows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_perfetto_drops_nothing_of_any_trace(
+    seed: int, new_trace: Callable[[], Any], import_trace: Any
+) -> None:
+    """Odd times, whose thousandths no float holds, and operations that take no time at all."""
+    choose = random.Random(seed)
+    trace = new_trace()
+    events = [trace.record(MAIN)]
+    for _ in range(120):
+        lane = choose.choice((MAIN, FETCH))
+        match choose.randrange(5):
+            case 0:
+                events.append(trace.record(lane))
+            case 1:
+                trace.wait(lane, choose.choice(events))
+            case 2:
+                trace.host_wait("event", event=choose.choice(events))
+            case _:
+                shape = (choose.choice((0, 1, 777, 12345)),)
+                accesses = [(choose.randrange(4), choose.choice("rw"))]
+                trace.op(lane, "aten.relu.default", *accesses, shape=shape)
+    rates = choose.choice(
+        (Rates(), Rates(kernel_floor=0, copy_floor=0, issue=0), Rates(kernel_floor=7, copy_floor=3, issue=1))
+    )
+    require_importable(trace.report(rates=rates), import_trace)
+
+
+def test_a_race_that_the_model_runs_the_other_way_round_is_drawn(
+    new_trace: Callable[[], Any], import_trace: Any
+) -> None:
+    trace = new_trace()
+    trace.alloc(1, MAIN, 4 * 2**26)
+    trace.op(MAIN, "aten.relu.default", (2, "w"), shape=(2**26,))  # keeps the lane busy
+    trace.op(MAIN, "aten.relu.default", (1, "w"), shape=(2**26,))
+    trace.op(FETCH, "aten.relu.default", (1, "r"), shape=(2**26,))
+    report = trace.report()
+    assert len(report.findings) == 1
+    (flow,) = require_importable(report, import_trace).flows
+    finding = report.findings[0]
+    assert records_of(flow) == (finding.second.index, finding.first.index), "the second one came first"
+
+
+@pytest.mark.parametrize(
+    ("breaks", "complaint"),
+    [
+        (lambda event: event.update(id="edge 1"), "flow_invalid_id"),
+        (lambda event: event.update(id=10**6), "flow_end_without_start"),
+        (lambda event: event.update(ts=0.0), "flow_no_enclosing_slice|flow_end_without_start"),
+        (lambda event: event.update(tid=5), "without a name"),
+        (lambda event: event.pop("bp"), "ends at the next slice"),
+    ],
+)
+def test_the_importer_sees_what_a_bad_flow_is(
+    breaks: Callable[[dict[str, Any]], Any], complaint: str, racy: Any, import_trace: Any
+) -> None:
+    document = json.loads(perfetto.render(racy.report()))
+    breaks(next(event for event in document["traceEvents"] if event["ph"] == "f"))
+    assert re.search(complaint, "\n".join(import_trace(document).dropped))
+
+
+def test_the_importer_sees_slices_that_overlap(racy: Any, import_trace: Any) -> None:
+    document = json.loads(perfetto.render(racy.report()))
+    main = [
+        event for event in document["traceEvents"] if event["ph"] == "X" and event["tid"] == THREAD + MAIN
+    ]
+    main[0]["dur"] = main[1]["ts"] + main[1]["dur"] / 2 - main[0]["ts"]
+    assert any("overlapping" in line for line in import_trace(document).dropped)
+
+
+def test_times_survive_being_cut_off() -> None:
+    for nanoseconds in (*range(50_000), 123_456_789_123, 10**15 + 1):  # 10**15 ns are eleven days
+        assert int(json.loads(json.dumps(perfetto._microseconds(nanoseconds))) * 1000) == nanoseconds

@@ -3,12 +3,18 @@
 The format is the JSON of Chrome's tracing, which Perfetto reads. The times are those of the model clock:
 nothing in it was measured. Each device is a process, each lane one of its threads; the host is a process
 of its own. A flow is drawn from a slice to a slice: from the last operation that an edge covers to the
-first that waits for it. Flows of the category ``race`` join racing pairs.
+first that waits for it. Flows of the category ``race`` join racing pairs, from the one that the model clock
+has first.
+
+What Perfetto's importer asks for, and else drops in silence: flows are told apart by a number; a flow event
+belongs to the slice that was begun last on its thread, so it comes right after its slice in the file, too; a
+flow begins before it ends; times are cut off to nanoseconds; numbers of threads are none of processes.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +26,9 @@ from crosscurrent.report.source import place_of, shape_of
 from crosscurrent.trace.records import HOST, Access, Lane, Op, TraceInfo
 
 Event = dict[str, Any]
+
+FIRST_THREAD = 1_000
+"""The number of the host's thread; above those of all processes, of which there is one for each device."""
 
 
 def write(report: Report, path: Path) -> None:
@@ -43,7 +52,6 @@ def render(report: Report) -> str:
     drawing = slices_of(report.records, report.info, report.rates, report.findings)
     document = {
         "traceEvents": list(_events(drawing, report)),
-        "displayTimeUnit": "ns",
         "otherData": {
             "title": report.title,
             "verdict": report.headline,
@@ -62,25 +70,43 @@ def _events(drawing: Slices, report: Report) -> Iterator[Event]:
     for race in drawing.races:
         for end in (race.first, race.second):
             racing.setdefault(end, []).append(report.findings[race.finding].id)
+    flows = _flows(drawing, report)
     for position, piece in enumerate(drawing.slices):
         yield _slice(piece, ops.get(piece.record), racing.get(position, []), report.info)
+        yield from flows.get(position, ())
+
+
+def _flows(drawing: Slices, report: Report) -> dict[int, list[Event]]:
+    """The ends of all flows, by the positions of their slices."""
+    flows: dict[int, list[Event]] = {}
     for number, arrow in enumerate(drawing.arrows):
-        shared = {"name": arrow.via, "cat": "sync", "id": f"edge {number}"}
-        yield from _flow(shared, drawing.slices[arrow.source], drawing.slices[arrow.target], report.info)
-    for race in drawing.races:
-        finding = report.findings[race.finding]
-        shared = {"name": f"race: {finding.kind.value}", "cat": "race", "id": f"race {race.finding}"}
-        yield from _flow(shared, drawing.slices[race.first], drawing.slices[race.second], report.info)
+        source, target = drawing.slices[arrow.source], drawing.slices[arrow.target]
+        # A flow has to begin and end within its slices; a slice does not hold its own last moment.
+        start = max(source.start, source.stop - 1)
+        stop = max(target.start, target.stop - 1, start) if target.wait else target.start
+        shared = {"name": arrow.via, "cat": "sync", "id": number}
+        flows.setdefault(arrow.source, []).append(_end("s", shared, source, start, report.info))
+        flows.setdefault(arrow.target, []).append(_end("f", shared, target, stop, report.info))
+    for number, race in enumerate(drawing.races, start=len(drawing.arrows)):
+        kind = report.findings[race.finding].kind.value
+        shared = {"name": f"race: {kind}", "cat": "race", "id": number}
+        # The accesses may run in either order: in the model, the second one may well be the earlier one.
+        ends = sorted((race.first, race.second), key=lambda end: (drawing.slices[end].start, end))
+        for phase, end in zip("sf", ends, strict=True):
+            piece = drawing.slices[end]
+            flows.setdefault(end, []).append(_end(phase, shared, piece, piece.start, report.info))
+    return flows
 
 
 def _names(lanes: list[Lane]) -> Iterator[Event]:
     for lane in lanes:
         process = _process(lane)
         name = "host" if lane.device is None else f"cuda:{lane.device}"
+        thread = {"ph": "M", "pid": process, "tid": FIRST_THREAD + lane.index}
         for kind, value in (("process_name", name), ("thread_name", lane.name)):
-            yield {"ph": "M", "pid": process, "tid": lane.index, "name": kind, "args": {"name": value}}
+            yield {**thread, "name": kind, "args": {"name": value}}
         for kind, order in (("process_sort_index", process), ("thread_sort_index", lane.index)):
-            yield {"ph": "M", "pid": process, "tid": lane.index, "name": kind, "args": {"sort_index": order}}
+            yield {**thread, "name": kind, "args": {"sort_index": order}}
 
 
 def _process(lane: Lane) -> int:
@@ -116,18 +142,15 @@ def _access(access: Access) -> str:
     return f"{where} {shape_of(access.shape, access.dtype)}".rstrip()
 
 
-def _flow(shared: Event, source: Slice, target: Slice, info: TraceInfo) -> Iterator[Event]:
-    """Two events that Perfetto binds to the slices around them: an arrow from one to the other."""
-    # A flow has to begin and end within its slices; a slice does not hold its own last moment.
-    start = max(source.start, source.stop - 1)
-    yield {"ph": "s", **shared, **_thread(source, info), "ts": _microseconds(start)}
-    end = max(target.start, target.stop - 1) if target.wait else target.start
-    yield {"ph": "f", "bp": "e", **shared, **_thread(target, info), "ts": _microseconds(end)}
+def _end(phase: str, shared: Event, piece: Slice, moment: int, info: TraceInfo) -> Event:
+    """One end of a flow, bound to the slice around it."""
+    bound = {"bp": "e"} if phase == "f" else {}
+    return {"ph": phase, **bound, **shared, **_thread(piece, info), "ts": _microseconds(moment)}
 
 
 def _thread(piece: Slice, info: TraceInfo) -> Event:
     lane = info.lanes[piece.lane] if piece.lane < len(info.lanes) else Lane(HOST, "host")
-    return {"pid": _process(lane), "tid": piece.lane}
+    return {"pid": _process(lane), "tid": FIRST_THREAD + piece.lane}
 
 
 def _place(site: int, info: TraceInfo) -> str:
@@ -135,4 +158,6 @@ def _place(site: int, info: TraceInfo) -> str:
 
 
 def _microseconds(nanoseconds: int) -> float:
-    return nanoseconds / 1000
+    """A time that is the same nanosecond again when a reader multiplies by 1000 and cuts the fraction off."""
+    value = nanoseconds / 1000
+    return value if int(value * 1000) == nanoseconds else math.nextafter(value, math.inf)

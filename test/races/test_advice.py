@@ -199,7 +199,7 @@ def test_a_wait_for_a_value_is_not_called_redundant(kind: str) -> None:
 def test_a_blocking_copy_to_the_device_is_redundant() -> None:
     (only,) = advice([copy(MAIN, "x", "pinned"), sync_lanes(MAIN, kind="blocking copy"), read(MAIN, "x")])
     assert only.verdict is Verdict.REDUNDANT
-    assert only.replacement == "copy with `non_blocking=True`"
+    assert only.replacement == "copy with `non_blocking=True`, and pinned memory on the host's side"
 
 
 def test_a_blocking_copy_that_lets_the_host_refill_its_source_is_necessary() -> None:

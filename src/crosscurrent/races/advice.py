@@ -175,7 +175,9 @@ def _replacement(wait: HostWait, protects: Sequence[Finding], value: bool) -> st
         )
         return f"{copy}; and {edges}" if edges else copy
     if wait.kind == "blocking copy" and not host_side:
-        return "copy with `non_blocking=True`" + (f"; and {edges}" if edges else "")
+        return "copy with `non_blocking=True`, and pinned memory on the host's side" + (
+            f"; and {edges}" if edges else ""
+        )
     if host_side:
         later = (
             f"the host itself needs this: wait as late as {place(host_side[0].second.site)}, "

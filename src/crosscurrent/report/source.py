@@ -50,9 +50,16 @@ def short_place(site: Site) -> str:
     return f"{os.path.basename(site.file)}:{site.line}" if site.line else "?"
 
 
+WELL_KNOWN = {"_local_scalar_dense": "item", "_to_copy": "to"}
+"""Operators that nobody calls by their names: what people write."""
+
+
 def short_op(name: str) -> str:
     """``aten.copy_.default`` is ``copy_``; a name that is no operator's stays as it is."""
-    return base_name(name) if name.count(".") >= 2 or "::" in name else name
+    if name.count(".") < 2 and "::" not in name:
+        return name
+    base = base_name(name)
+    return WELL_KNOWN.get(base, base)
 
 
 def shape_of(shape: tuple[int, ...], dtype: str) -> str:

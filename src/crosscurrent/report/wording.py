@@ -9,12 +9,9 @@ from crosscurrent.races.advice import Advice, Verdict
 from crosscurrent.races.causes import RaceKind
 from crosscurrent.races.findings import Finding
 from crosscurrent.report.document import HostWaits
-from crosscurrent.report.source import place_of, shape_of, short_op
+from crosscurrent.report.source import WELL_KNOWN, place_of, shape_of, short_op
 
 _OPERATOR = re.compile(r"\b(?:aten|c10d)\.(\w+)\.\w+")
-
-_WELL_KNOWN = {"_local_scalar_dense": "item"}
-"""Operators that nobody calls by their names."""
 
 _MEANING = {
     RaceKind.READ_AFTER_WRITE: "may be read before it is written",
@@ -101,7 +98,7 @@ def capital(text: str) -> str:
 
 def readable(text: str) -> str:
     """With the short names of operators: ``aten.copy_.default`` is ``copy_``."""
-    return _OPERATOR.sub(lambda found: _WELL_KNOWN.get(found[1], found[1]), text)
+    return _OPERATOR.sub(lambda found: WELL_KNOWN.get(found[1], found[1]), text)
 
 
 def reasons(advice: Advice, *, most: int = 2) -> list[str]:
@@ -119,5 +116,8 @@ def reasons(advice: Advice, *, most: int = 2) -> list[str]:
     if advice.verdict is Verdict.NO_EDGE:
         lines.append("it orders nothing")
     if advice.verdict is Verdict.NECESSARY and advice.redundant_alone:
-        lines.append(f"{advice.redundant_alone} of its {advice.count} waits could go one at a time")
+        verb = "is" if advice.redundant_alone == 1 else "are"
+        lines.append(
+            f"{advice.redundant_alone} of its {advice.count} waits {verb} not needed while the others stay"
+        )
     return [capital(line) for line in lines]

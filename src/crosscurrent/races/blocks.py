@@ -69,10 +69,8 @@ class History:
     def clear(self) -> None:
         """Forget all."""
         # The last write and read of each region; never changed in place while they are ``ALONE``.
-        self.writes = ALONE
-        self.reads = ALONE
-        self.last_write = NEVER
-        self.last_read = NEVER
+        self.writes = self.reads = ALONE
+        self.last_write = self.last_read = NEVER
         self.limit = REGIONS
 
     def write(self, entry: Entry) -> bool:

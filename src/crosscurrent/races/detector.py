@@ -79,9 +79,10 @@ class Detector:
     def __init__(self) -> None:
         self._clocks = Clocks()
         self._blocks: dict[int, Block] = {}
-        # By whether they are of pinned memory, and the lane that owns them; small blocks have their own.
-        self._small: dict[tuple[bool, int], Pool] = {}
-        self._large: dict[tuple[bool, int], Pool] = {}
+        # By the lane that owns them.
+        self._small: dict[int, Pool] = {}
+        self._large: dict[int, Pool] = {}
+        self._pinned: dict[int, Pool] = {}
         self._found = Collector()
         self._host_waits: dict[tuple[Any, ...], HostWaitCount] = {}
         self._unknown: dict[tuple[Any, ...], UnknownCount] = {}
@@ -166,7 +167,7 @@ class Detector:
         for block in self._blocks.values():
             kept += 1 + len(block.hazards)
             kept += sum(history.num_entries() for history in block.lanes.values())
-        for pool in (*self._small.values(), *self._large.values()):
+        for pool in (*self._small.values(), *self._large.values(), *self._pinned.values()):
             kept += 2 + sum(map(len, pool.residue.values()))
         return kept
 
@@ -278,14 +279,15 @@ class Detector:
 
     def _alloc(self, alloc: Alloc) -> None:
         _, number, owner, nbytes, memory, site, fresh = alloc
-        pinned = memory is _PINNED
-        if pinned:
+        if memory is _PINNED:
             # One pool for all: a pinned block belongs to no stream, and is the host's when it is handed out.
             owner = HOST
-        pools = self._large if pinned or nbytes > SMALL_BLOCK else self._small
-        pool = pools.get((pinned, owner))
+            pools = self._pinned
+        else:
+            pools = self._large if nbytes > SMALL_BLOCK else self._small
+        pool = pools.get(owner)
         if pool is None:
-            pool = pools[pinned, owner] = Pool()
+            pool = pools[owner] = Pool()
             self._clocks.of(owner)  # clocks have room for all lanes of which there is a history
         if fresh and pool.spare and not pool.residue:
             block = self._blocks[number] = pool.spare.pop()
@@ -318,11 +320,11 @@ class Detector:
             self._not_understood(_homeless(free))
             return
         done = self._clocks.host
-        if block.sole == block.owner and not (block.hazards or block.used or len(block.lanes) > 1):
-            history = block.mine
-            pool.take_own(history, done[block.owner], free, block.site)
-            history.clear()
+        owner = block.owner
+        if block.sole == owner and not (block.hazards or block.used or len(block.lanes) > 1):
+            pool.take_own(block.mine, done[owner], free, block.site)
             if not block.told and len(pool.spare) < MOST_SPARE:
+                block.mine.clear()
                 pool.spare.append(block)
             return
         if block.used:

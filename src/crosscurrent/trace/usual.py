@@ -107,12 +107,20 @@ class UsualOps(SyncTaps):
                     accesses.append(block.read)
                 if writes:
                     accesses.append(block.write)
-        lane = -1 if device == _NONE else self.lane(device)
+        lane = -1
+        if device != _NONE:
+            stream = self._current_stream(device)
+            if stream == self._last_stream and device == self._last_device:
+                lane = self._last_lane
+            else:
+                lane = self.lane(device, stream)
         if plan.makes_tensors:
             kind = out.__class__
-            if kind is not Tensor and kind is not tuple and kind is not list:
+            if kind is Tensor:
+                out = (out,)
+            elif kind is not tuple and kind is not list:
                 return False
-            for result in (out,) if kind is Tensor else out:
+            for result in out:
                 if result is None:
                     continue
                 if result.__class__ is not Tensor:
@@ -141,10 +149,10 @@ class UsualOps(SyncTaps):
                 block.private = False
                 block.uses = None
                 key: Any = (result.shape, result.stride(), result.storage_offset(), result.dtype)
+                block.shape, block.strides, block.offset, block.dtype = key
                 if key != plan.key:
                     plan.key = key
                     plan.layout = self.layouts.known.get(key) or self.layouts.learn(key)
-                block.shape, block.strides, block.offset, block.dtype = key
                 region, shape, dtype = plan.layout
                 if nbytes:
                     index = self._index

@@ -65,7 +65,7 @@ def test_a_replay_says_how_much_is_left(program: str, engine: tuple[str, ...]) -
     # For two choices of memory: random ones, those of PCT, and both streams as early and as late as can be.
     assert {most for _, most in counts} == {2 * (2 * 1500 + 2 * 2)}
     assert counts[0][0] < counts[-1][0] <= counts[-1][1]
-    assert re.search(r"left +\d+:\d\d:\d\d", shown), "the time left"
+    assert re.search(r"gone, +\d+:\d\d:\d\d left", shown), "the time left"
 
 
 @pytest.mark.parametrize("no_color", ["1", None])

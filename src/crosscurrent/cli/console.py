@@ -68,8 +68,9 @@ def progress(*columns: ProgressColumn) -> Progress:
         MofNCompleteColumn(),
         *columns,
         TimeElapsedColumn(),
-        TextColumn("left"),
+        TextColumn("gone,"),
         TimeRemainingColumn(),
+        TextColumn("left"),
         console=console,
         # What goes to the output is for whoever reads it there; see ``say_above``.
         redirect_stdout=False,

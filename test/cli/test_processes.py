@@ -26,11 +26,14 @@ def test_a_pool_that_needs_cuda_to_start_runs(
     method: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Without CUDA in its workers, each would die while it starts, and be started again, for ever."""
+    # A server of forks imports the program itself in newer Pythons. What it forks could not use CUDA, had
+    # that import done so.
+    at_import = "stream = torch.cuda.Stream()" if method == "spawn" else ""
     source = f"""\
 import multiprocessing
 import torch
 
-stream = torch.cuda.Stream()
+{at_import}
 
 def begin():
     torch.cuda.set_device(0)

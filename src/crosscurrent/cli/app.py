@@ -154,8 +154,8 @@ def _plain(message: str) -> str:
     found = re.fullmatch(r"Parser key \"([\w.]+)\": Expected a <class '(\w+)'>\. Got value: ?(.*)", words)
     if found is not None and found[2] in _KINDS:
         return f"--{found[1]} must be {_KINDS[found[2]]}, got {found[3]!r}"
-    # What comes after the program's name may well be nothing.
-    return words.replace("are required: program, arguments", "are required: the program to run")
+    # What comes after the program's name may well be nothing. Not every argparse names that, too.
+    return re.sub(r"are required: program(, arguments)?$", "are required: the program to run", words)
 
 
 def _complain(program: str, message: str, code: ExitCode) -> ExitCode:

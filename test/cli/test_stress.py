@@ -71,8 +71,9 @@ def test_stopped_and_continued_all_is_tried_once(
     assert document["cases"] == ["lastrec, default"]
     assert (document["seeds"], document["runs"], document["failures"]) == ([0, 1], 2, [])
     assert [path.name for path in Path().iterdir()] == ["out.json"]  # nothing is left to continue
-    section = DOCUMENTED.split("\n## `crosscurrent stress`", 1)[1].split("\n## ", 1)[0]
-    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    section = DOCUMENTED.split("\n## `crosscurrent stress`", 1)[1]
+    table = section.split("\n| field |", 1)[1].split("\n\n", 1)[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == document.keys()
 
 

@@ -22,7 +22,7 @@ class Line(NamedTuple):
 def excerpt(site: Site, context: int = 2) -> list[Line]:
     """The line of a call and those around it, dedented; [] where there is no source."""
     if site.file == "<string>":
-        return []  # the name of any text that was executed; since Python 3.13 linecache has that of `python -c`
+        return []  # the name of any text that was executed; since Python 3.13 linecache knows `python -c`
     linecache.checkcache(site.file)
     lines = linecache.getlines(site.file)
     if not 1 <= site.line <= len(lines):

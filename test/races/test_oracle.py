@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from race_oracle import Oracle, Pair
-from race_programs import Step, causes, races, records_of
+from race_programs import FETCH, MAIN, Step, alloc, causes, free, races, records_of, sync_lanes, write
 from race_strategies import programs
 
 from crosscurrent.races import blocks
@@ -32,6 +32,22 @@ def test_it_agrees_when_it_forgets_as_soon_as_it_may(
     """Otherwise it only looks for accesses to forget when a block has many regions."""
     monkeypatch.setattr(blocks, "REGIONS", 0)
     agree(steps)
+
+
+NAMES = {lane: [f"freed {lane} {number}" for number in range(3)] for lane in (MAIN, FETCH)}
+FREED = [
+    *(alloc(lane, name) for lane in NAMES for name in NAMES[lane]),
+    *(write(lane, name) for lane in NAMES for name in NAMES[lane]),
+    *(sync_lanes(lane) for lane in NAMES),
+    *(free(name) for lane in NAMES for name in NAMES[lane]),
+]
+"""Blocks freed when nothing runs on them: the detector keeps what it made for them, and uses it again."""
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs())
+def test_it_agrees_when_it_uses_again_what_it_made_for_freed_blocks(steps: list[Step]) -> None:
+    agree([*FREED, *steps])
 
 
 def agree(steps: list[Step]) -> None:

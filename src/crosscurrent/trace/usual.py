@@ -115,60 +115,71 @@ class UsualOps(SyncTaps):
             else:
                 lane = self.lane(device, stream)
         if plan.makes_tensors:
-            kind = out.__class__
-            if kind is Tensor:
-                out = (out,)
-            elif kind is not tuple and kind is not list:
+            lane = self._new_results(plan, out, accesses, device, lane)
+            if lane < 0:
                 return False
-            for result in out:
-                if result is None:
-                    continue
-                if result.__class__ is not Tensor:
-                    return False
-                try:
-                    storage = result.untyped_storage()
-                except NotImplementedError:
-                    return False
-                cdata = storage._cdata
-                if cdata in blocks:
-                    return False  # in the memory of an argument
-                on = self._device_of(result)
-                if on != device or on < 0:
-                    if on < 0 or device != _NONE:
-                        return False
-                    device = on
-                    lane = self.lane(device)
-                block = blocks[cdata] = Block(storage, self._on_death)
-                block.cdata = cdata
-                block.index = number = self._num_blocks
-                self._num_blocks = number + 1
-                block.memory = _DEVICE
-                block.on_device = True
-                block.device = device
-                block.nbytes = nbytes = storage.nbytes()
-                block.private = False
-                block.uses = None
-                key: Any = (result.shape, result.stride(), result.storage_offset(), result.dtype)
-                block.shape, block.strides, block.offset, block.dtype = key
-                if key != plan.key:
-                    plan.key = key
-                    plan.layout = self.layouts.known.get(key) or self.layouts.learn(key)
-                region, shape, dtype = plan.layout
-                if nbytes:
-                    index = self._index
-                    self._index = index + 1
-                    self._sink(_new(Alloc, (index, number, lane, nbytes, _DEVICE, self.site, True)))
-                if region is None:
-                    block.read = block.write = None
-                else:
-                    block.read = _new(Access, (number, region, False, shape, dtype, False))
-                    block.write = access = _new(Access, (number, region, True, shape, dtype, False))
-                    accesses.append(access)
         if accesses:
             index = self._index
             self._index = index + 1
             self._sink(_new(Op, (index, lane, plan.name, self.site, tuple(accesses))))
         return True
+
+    def _new_results(self, plan: Plan, out: Any, accesses: list[Any], device: int, lane: int) -> int:
+        """Add the writes of new results on a device; gives their lane, or -1 if there are others.
+
+        ``device`` and ``lane`` are those of the arguments, if there are any on a device.
+        """
+        blocks = self._blocks
+        kind = out.__class__
+        if kind is Tensor:
+            out = (out,)
+        elif kind is not tuple and kind is not list:
+            return -1
+        for result in out:
+            if result is None:
+                continue
+            if result.__class__ is not Tensor:
+                return -1
+            try:
+                storage = result.untyped_storage()
+            except NotImplementedError:
+                return -1
+            cdata = storage._cdata
+            if cdata in blocks:
+                return -1  # in the memory of an argument
+            on = self._device_of(result)
+            if on != device or on < 0:
+                if on < 0 or device != _NONE:
+                    return -1
+                device = on
+                lane = self.lane(device)
+            block = blocks[cdata] = Block(storage, self._on_death)
+            block.cdata = cdata
+            block.index = number = self._num_blocks
+            self._num_blocks = number + 1
+            block.memory = _DEVICE
+            block.on_device = True
+            block.device = device
+            block.nbytes = nbytes = storage.nbytes()
+            block.private = False
+            block.uses = None
+            key: Any = (result.shape, result.stride(), result.storage_offset(), result.dtype)
+            block.shape, block.strides, block.offset, block.dtype = key
+            if key != plan.key:
+                plan.key = key
+                plan.layout = self.layouts.known.get(key) or self.layouts.learn(key)
+            region, shape, dtype = plan.layout
+            if nbytes:
+                index = self._index
+                self._index = index + 1
+                self._sink(_new(Alloc, (index, number, lane, nbytes, _DEVICE, self.site, True)))
+            if region is None:
+                block.read = block.write = None
+            else:
+                block.read = _new(Access, (number, region, False, shape, dtype, False))
+                block.write = access = _new(Access, (number, region, True, shape, dtype, False))
+                accesses.append(access)
+        return lane
 
     def _lay(self, block: Block, tensor: Tensor) -> None:
         """Keep the layout of a tensor, and the accesses that ops make to it, with its block."""

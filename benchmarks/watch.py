@@ -1,6 +1,6 @@
 """What watching costs: microseconds per op, and how time and memory grow with the length of a trace.
 
-    python benchmarks/watch.py [--ops 1000000]
+    python benchmarks/watch.py [--ops 1000000] [--only-step NAME]
 
 On a machine without a GPU the step runs on simulated CUDA, and "eager" is the same step on the CPU. There
 the aim is less than 20 microseconds per op over eager. "watch, as on a GPU" is what a watch does for each op
@@ -75,6 +75,7 @@ def as_on_a_gpu() -> CudaDispatch:
 def small(device: str) -> Step:
     """About 120 small ops, of the kinds that models are made of."""
 
+    @torch.no_grad()
     def step() -> None:
         x = torch.ones(8, 8, device=device)
         weight = torch.ones(8, 8, device=device)
@@ -130,6 +131,14 @@ def gradient(device: str) -> Step:
     return step
 
 
+STEPS: dict[str, tuple[Callable[[str], Step], int]] = {
+    "small step": (small, 100),
+    "transformer layer with its optimizer": (layer, 60),
+    "long-context gradient": (gradient, 10),
+}
+"""The steps, and how often each is run."""
+
+
 def count_ops(step: Step) -> int:
     """The number of ops that a dispatch mode sees in a step."""
 
@@ -161,8 +170,13 @@ def microseconds(step: Step, repeats: int) -> float:
     return best / num_ops * 1e6
 
 
-def per_op(name: str, build: Callable[[str], Step], repeats: int) -> None:
-    """Print the costs of one step."""
+def per_op(name: str) -> None:
+    """Print the costs of one step.
+
+    On a GPU, "empty mode, traced" is the empty mode once a watch was there: PyTorch's GPU trace, which a
+    watch switches on, cannot be switched off again, and calls Python at each allocation and each free.
+    """
+    build, repeats = STEPS[name]
     torch.manual_seed(0)
     step = build("cuda" if GPU else "cpu")
     step()
@@ -183,6 +197,8 @@ def per_op(name: str, build: Callable[[str], Step], repeats: int) -> None:
             rows.append(("watch" if GPU else "simulate and watch", microseconds(step, repeats)))
         assert not watch.findings, watch.report()
         if GPU:
+            with EmptyMode():
+                rows.append(("empty mode, traced", microseconds(step, repeats)))
             rows.append(("PyTorch's sanitizer", sanitized(step, repeats)))
         del step
     print(f"{name}: {num_ops} ops")
@@ -228,24 +244,26 @@ def growth(num_ops: int) -> None:
 
 
 def main() -> None:
-    """Print all of it; each length of a trace in a process of its own, for its own peak of memory."""
+    """Print all of it, each part in a process of its own, for its own peak of memory and untraced eager ops."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ops", type=int, default=1_000_000, help="longest trace of the growth test")
     parser.add_argument("--only-growth", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--only-step", choices=STEPS, help="measure nothing but this step")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.only_growth:
         growth(options.only_growth)
+        return
+    if options.only_step:
+        per_op(options.only_step)
         return
     print("growth:", flush=True)
     length = 1000
     while length <= options.ops:
         subprocess.run([sys.executable, __file__, "--only-growth", str(length)], check=True)
         length *= 10
-    with torch.no_grad():
-        per_op("small step", small, 100)
-    per_op("transformer layer with its optimizer", layer, 60)
-    per_op("long-context gradient", gradient, 10)
+    for name in STEPS:
+        subprocess.run([sys.executable, __file__, "--only-step", name], check=True)
 
 
 if __name__ == "__main__":

@@ -244,7 +244,7 @@ def growth(num_ops: int) -> None:
 
 
 def main() -> None:
-    """Print all of it, each part in a process of its own, for its own peak of memory and untraced eager ops."""
+    """Print all of it, each part in a process of its own, for its own peak of memory and untraced ops."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ops", type=int, default=1_000_000, help="longest trace of the growth test")
     parser.add_argument("--only-growth", type=int, help=argparse.SUPPRESS)

@@ -36,7 +36,7 @@ class _SlowCount(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func._schema.name
-        if name in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"):
+        if name in ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"):
             left, right = [each for each in args if isinstance(each, Tensor)][-2:]
             assert left.dim() == 2, "the model's own products are of matrices"
             self.products[(left.shape[0], left.shape[1], right.shape[1])] += 1
@@ -146,5 +146,5 @@ def test_the_flag_is_all_that_differs() -> None:
     small = CONFIGURATIONS["cpu-small"]
     with crosscurrent.simulate():
         off, on = (small.with_flag(flag) for flag in (False, True))
-    assert (off.async_cpu_transfer, on.async_cpu_transfer) == (False, True)
-    assert replace(on, async_cpu_transfer=False) == off
+        assert (off.async_cpu_transfer, on.async_cpu_transfer) == (False, True)
+        assert replace(on, async_cpu_transfer=False) == off

@@ -12,11 +12,11 @@ class Work:
         self.sent = sent
         self.started: list[int] = []
         self.prefetcher = Prefetcher(
-            Fetch(lambda i=i: i in self.sent, lambda i=i: self.started.append(i)) for i in range(number)
+            (Fetch(lambda i=i: i in self.sent, lambda i=i: self.started.append(i)) for i in range(number)), 2
         )
 
 
-def test_two_are_in_flight() -> None:
+def test_as_many_are_in_flight_as_there_are_slots() -> None:
     work = Work(5, sent={0, 1, 2, 3, 4})
     assert work.started == [0, 1]
     work.prefetcher.done()

@@ -94,7 +94,7 @@ def test_bytes_go_out_and_come_in_again_in_order(cuda: torch.device, asynchronou
     """Five cells through two slots each way, the next one fetched while one is read, as in a pass."""
     lanes = Lanes(asynchronous=asynchronous, device=torch.device("cuda", 0))
     lanes.open()
-    (incoming,), (outgoing,) = make_incoming(lanes, [16]), make_outgoing(lanes, [16])
+    (incoming,), (outgoing,) = make_incoming(lanes, [(16, 2)]), make_outgoing(lanes, [16])
     hosts = [HostBuffer(pinned=True) for _ in range(5)]
     for value, host in enumerate(hosts):
         host.reserve(16)

@@ -100,6 +100,7 @@ def test_a_column_is_what_a_cache_moved_out_of_place_gives(
     live.grads_NGLD[:, :, :right_filled] = grad_right
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "_WINDOW_BYTES", window_bytes)
+        patch.setattr(windows, "_WINDOW_BYTES_BACKWARD", window_bytes)
         found = attend_column(*leaves, live, seen(column))
         found_grads = torch.autograd.grad(found, leaves, grad_out)
         # The cache has not moved: its left edge is what the rows were taken from.

@@ -177,7 +177,7 @@ class ReferenceCache:
 
 
 def reference_loss(case: Case, gpt: Transformer, head: Head, ids: Tensor, targets: Tensor) -> Tensor:
-    x, angles = gpt.embed(ids), gpt.angles(0, ids.shape[1])
+    x, angles = gpt.embed(ids), gpt.angles(gpt.position(0), ids.shape[1])
     first = min(case.cache_lengths)
     starts = [0, *range(first, case.sequence_length, case.chunk_size)]
     for block, length in zip(gpt.layers, case.cache_lengths, strict=True):

@@ -37,7 +37,7 @@ def run(name: str, dtype: torch.dtype, device: str) -> list[Tensor]:
     with torch.no_grad():
         x = model.embed(ids)
         for start, stop in CHUNKS:
-            q, k, v = block.project(x[:, start:stop], model.angles(start, stop - start))
+            q, k, v = block.project(x[:, start:stop], model.angles(model.position(start), stop - start))
             eviction = policy.place(stop - start)
             column = buffer.open(k, v, eviction.filled_before)
             keys, values = column.place(eviction, slice(None))

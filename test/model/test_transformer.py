@@ -102,7 +102,7 @@ def test_columns_with_a_full_cache_are_the_whole() -> None:
     for block in model.layers:
         keys, values, columns = [], [], []
         for start, stop in ((0, 4), (4, 5), (5, 9)):
-            angles = model.angles(start, stop - start)
+            angles = model.angles(model.position(start), stop - start)
             q, k, v = block.project(x[:, start:stop], angles)
             assert all(
                 torch.equal(a, b)
@@ -119,7 +119,7 @@ def test_columns_with_a_full_cache_are_the_whole() -> None:
 def test_project_returns_the_contracts_shapes() -> None:
     config, model, _ = make()
     x = torch.randn(2, 5, config.embed_size).double()
-    q, k, v = model.layers[0].project(x, model.angles(3, 5))
+    q, k, v = model.layers[0].project(x, model.angles(model.position(3), 5))
     assert q.shape == (2, 4, 5, 6)
     assert k.shape == v.shape == (2, 2, 5, 6)
     assert q.transpose(1, 2).is_contiguous()
@@ -130,10 +130,10 @@ def test_scores_depend_on_distances_only() -> None:
     config, model, _ = make()
     x = torch.randn(1, 6, config.embed_size).double()
     block = model.layers[0]
-    near, far = (block(x, model.angles(start, 6)) for start in (0, 5_000_000))
+    near, far = (block(x, model.angles(model.position(start), 6)) for start in (0, 5_000_000))
     # Angles of 5e6 are known to 5e6 * 2^-53 = 6e-10, once for each of two positions, times values of 10.
     torch.testing.assert_close(near, far, rtol=0, atol=2e-8)
-    assert not torch.equal(*(block.project(x, model.angles(start, 6))[0] for start in (0, 1)))
+    assert not torch.equal(*(block.project(x, model.angles(model.position(start), 6))[0] for start in (0, 1)))
 
 
 def test_float32_positions_far_out_are_as_good_as_near() -> None:
@@ -143,7 +143,7 @@ def test_float32_positions_far_out_are_as_good_as_near() -> None:
     block = model.layers[0]
     # Rounding of float32, 6e-8, in values of about 10 after sums of up to 64 terms. Angles in
     # float32 would be wrong by 5e6 * 6e-8 = 0.3.
-    near, far = (block(x, model.angles(start, 6)) for start in (0, 5_000_000))
+    near, far = (block(x, model.angles(model.position(start), 6)) for start in (0, 5_000_000))
     torch.testing.assert_close(near, far, rtol=1e-4, atol=1e-4)
 
 

@@ -52,7 +52,7 @@ def test_lastrec_with_chunks_of_one_is_a_sliding_window() -> None:
     place = torch.arange(LENGTH)
     visible = (place <= place[:, None]) & (place > place[:, None] - window)
     for block in model.layers:
-        q, k, v = block.project(x, model.angles(0, LENGTH))
+        q, k, v = block.project(x, model.angles(model.position(0), LENGTH))
         attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
         x = block.finish(x, attended)
     expected = nn.functional.cross_entropy(head(x[:, 2:]).flatten(0, 1), targets.flatten())

@@ -23,13 +23,13 @@ from torch.func import functional_call
 
 from crosscurrent.gradient.call import Call
 from crosscurrent.gradient.plan import Column, Row
-from crosscurrent.gradient.shadow import ShadowParameters
+from crosscurrent.gradient.shadow import RowSums, ShadowParameters
 from crosscurrent.gradient.traffic import Traffic
 from crosscurrent.gradient.windows import Windows, advance_column, attend_column, pass_column
 from crosscurrent.kvcache.buffers import PlainKVBuffer
-from crosscurrent.kvcache.replay_log import unpack
 from crosscurrent.model.rope import Angles
-from crosscurrent.model.transformer import Block, Transformer
+from crosscurrent.model.transformer import Block
+from crosscurrent.operators.rows import add_at_
 
 
 class _Cell(nn.Module):
@@ -52,17 +52,6 @@ class _Cell(nn.Module):
         return x_BTE
 
 
-class _Embedding(nn.Module):
-    """`embed` as a module, for the same reason."""
-
-    def __init__(self, gpt_model: Transformer) -> None:
-        super().__init__()
-        self.gpt_model = gpt_model
-
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        return self.gpt_model.embed(ids_BT)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradientAccumulator:
     """Adds the gradients of one row after the other to the shadow parameters."""
@@ -83,82 +72,72 @@ class GradientAccumulator:
         for column in columns[:-1]:
             self._replay(row, column, caches)
         cell = _Cell([call.setup.block(layer) for layer in row.layers])
-        with self.shadows.summing(cell, call.graphs) as leaves:
-            for column in reversed(columns):
-                self._cell(row, column, caches, partial(functional_call, cell, leaves, tie_weights=False))
+        sums = RowSums(self.shadows, cell, call.graphs)
+        for column in reversed(columns):
+            self._cell(row, column, caches, partial(functional_call, cell, sums.leaves, tie_weights=False))
+        sums.finish()
 
     def _cell(
         self, row: Row, column: Column, caches: Sequence[PlainKVBuffer], cell: Callable[..., Tensor]
     ) -> None:
         call = self.call
         slot, gradient_BTE = self.traffic.receive_cell(caches, row, column, self.scratch)
-        x_BTE, windows = self._unpack_record(row, column, slot)
+        x_BTE, slots = self._unpack_record(row, column, slot)
         if gradient_BTE is None:
             gradient_BTE = torch.zeros_like(x_BTE)
         passes_down = row.index > call.first_row or call.embedding_trains
 
-        def work(
-            x_BTE: Tensor, gradient_BTE: Tensor, cos: Tensor, sin: Tensor, *rows: Tensor
-        ) -> list[Tensor]:
+        def work(x_BTE: Tensor, gradient_BTE: Tensor, position: Tensor, slots: Tensor) -> list[Tensor]:
             x_BTE = x_BTE.detach().requires_grad_(passes_down)
-            lists = iter(rows)
-            seen_here = [seen.with_rows(lists) for seen in windows]
+            angles = call.setup.gpt_model.angles(position, column.length)
             with torch.enable_grad():
-                top_BTE = cell((x_BTE, (cos, sin), caches, seen_here))
+                top_BTE = cell((x_BTE, angles, caches, call.windows(row, column, slots, backward=True)))
             torch.autograd.backward(top_BTE, gradient_BTE)
             return [] if x_BTE.grad is None else [x_BTE.grad]
 
-        rows = [rows for seen in windows for rows in seen.rows]
-        inputs = x_BTE, gradient_BTE, *call.angles(column), *rows
-        bottom = call.graphs.call(call.work_key("cell", row, column), work, *inputs)
+        inputs = x_BTE, gradient_BTE, call.position(column), slots
+        release = partial(self.traffic.release_cell, row, column)
+        bottom = call.graphs.call(call.work_key("cell", row, column), work, *inputs, when_read=release)
         del x_BTE, gradient_BTE, inputs
-        self.traffic.release_cell(row, column)
         if bottom:
             self._pass_down(row, column, bottom[0])
 
     def _replay(self, row: Row, column: Column, caches: Sequence[PlainKVBuffer]) -> None:
         """Advance the caches over a column and keep them for the cell to the right of it."""
         call = self.call
-        x_BTE, windows = self._unpack_record(row, column, self.traffic.receive_replay())
+        x_BTE, slots = self._unpack_record(row, column, self.traffic.receive_replay())
 
-        def work(x_BTE: Tensor, cos: Tensor, sin: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
-            lists = iter(rows)
-            seen_here = [seen.with_rows(lists) for seen in windows]
+        def work(x_BTE: Tensor, position: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
+            angles = call.setup.gpt_model.angles(position, column.length)
+            windows = call.windows(row, column, slots)
             *lower, last = row.layers
-            for layer, cache, seen in zip(lower, caches, seen_here, strict=False):
+            for layer, cache, seen in zip(lower, caches, windows, strict=False):
                 block = call.setup.block(layer)
-                x_BTE = block.finish(x_BTE, pass_column(*block.project(x_BTE, (cos, sin)), cache, seen))
-            keys_values = call.setup.block(last).project_kv(x_BTE, (cos, sin))
-            advance_column(*keys_values, caches[-1], seen_here[-1])
+                x_BTE = block.finish(x_BTE, pass_column(*block.project(x_BTE, angles), cache, seen))
+            keys_values = call.setup.block(last).project_kv(x_BTE, angles)
+            advance_column(*keys_values, caches[-1], windows[-1])
             return ()
 
-        rows = [rows for seen in windows for rows in seen.rows]
+        inputs = x_BTE, call.position(column), slots
         key = call.work_key("replay", row, column)
-        call.graphs.call(key, work, x_BTE, *call.angles(column), *rows)
-        self.traffic.release_replay()
+        call.graphs.call(key, work, *inputs, when_read=self.traffic.release_replay)
         self.traffic.send_caches(caches, row, call.plan.columns[column.index + 1], self.scratch)
 
-    def _unpack_record(self, row: Row, column: Column, slot: Tensor) -> tuple[Tensor, list[Windows]]:
-        """A cell's input, and what its chunks see in each layer."""
-        fmt = self.call.fmt
+    def _unpack_record(self, row: Row, column: Column, slot: Tensor) -> tuple[Tensor, Tensor]:
+        """A cell's input, and the slots of its evictions, layer by layer and chunk by chunk."""
+        fmt, call = self.call.fmt, self.call
         layout = fmt.record(row, column)
         x_BTE = fmt.unpack_input(layout, slot, self.scratch)
-        chunks = [chunk.index for chunk in column.chunks]
-        evictions = unpack(self.call.log.cell(row.layers, chunks), layout.views(slot)[-1])
-        each = len(chunks)
-        return x_BTE, [self.call.windows(evictions[i : i + each]) for i in range(0, len(evictions), each)]
+        if fmt.logs_slots:
+            return x_BTE, layout.views(slot)[-1]
+        return x_BTE, call.shared_slots(call.log.cell(row.layers, [chunk.index for chunk in column.chunks]))
 
     def _pass_down(self, row: Row, column: Column, bottom_BTE: Tensor) -> None:
         """Send the bottom head gradient out for the row below, or give it to the embedding."""
         if row.index > self.call.first_row:
             self.traffic.send_gradient(row.index - 1, column, bottom_BTE)
             return
-        gpt_model = self.call.setup.gpt_model
-        leaves = {
-            f"gpt_model.embedding.{name}": leaf
-            for name, leaf in self.shadows.replacing(gpt_model.embedding).items()
-        }
+        # By hand: autograd would make a second gradient of the whole embedding, to add it.
+        total_VE = self.shadows.gradient(self.call.setup.gpt_model.embedding.weight)
         ids_BT = self.call.ids_BT[:, column.start : column.stop]
-        with torch.enable_grad():
-            embedded_BTE = functional_call(_Embedding(gpt_model), leaves, (ids_BT,), tie_weights=False)
-        torch.autograd.backward(embedded_BTE, bottom_BTE)
+        add_at_(total_VE, ids_BT.flatten(), bottom_BTE.flatten(0, 1))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,10 @@ from crosscurrent.gradient.plan import Column, Plan, Row
 from crosscurrent.gradient.windows import Windows, make_windows
 from crosscurrent.kvcache.buffers import KVBuffer, PlainKVBuffer, Shape, make_buffer
 from crosscurrent.kvcache.names import CacheConfig
-from crosscurrent.kvcache.placement import Eviction
+from crosscurrent.kvcache.placement import Eviction, GroupedEviction, SharedEviction
 from crosscurrent.kvcache.quantize import make_quantizer, packed_bytes
 from crosscurrent.kvcache.replay_log import ReplayLog
 from crosscurrent.model.loss import slices
-from crosscurrent.model.rope import Angles
 from crosscurrent.model.transformer import Block, Head, Transformer
 
 
@@ -106,15 +106,41 @@ class Call:
             ("the hidden states of a column", hidden),
         ]
 
-    def angles(self, column: Column) -> Angles:
-        """The rotations of a column's positions."""
-        return self.setup.gpt_model.angles(column.start, column.length)
+    def position(self, column: Column) -> Tensor:
+        """Where a column starts, for its rotations."""
+        make = partial(self.setup.gpt_model.position, column.start)
+        return self.graphs.recall(("position", column.start), make)
 
-    def windows(self, evictions: Sequence[Eviction]) -> Windows:
-        """What the chunks of a column see in one layer."""
+    def shared_slots(self, evictions: Iterable[Eviction]) -> Tensor:
+        """The slots of evictions that were decided on the host, one after the other, on the device."""
+        runs = tuple(run for each in evictions if isinstance(each, SharedEviction) for run in each.runs)
+        return self.graphs.recall(("slots", runs), partial(self._slots_of, runs))
+
+    def _slots_of(self, runs: Sequence[tuple[int, int]]) -> Tensor:
+        slots_L = torch.arange(max(self.fmt.shapes.cache_lengths), dtype=torch.int32, device=self.device)
+        return torch.cat([slots_L[:0], *(slots_L[start:stop] for start, stop in runs)])
+
+    def evictions(self, row: Row, column: Column, slots: Tensor) -> list[list[Eviction]]:
+        """The evictions of a cell's layers, with their slots in one flat tensor."""
         shapes = self.fmt.shapes
-        entry_bytes = 2 * shapes.num_groups * shapes.head_size * shapes.dtype.itemsize
-        return make_windows(evictions, slot_bytes=shapes.batch_size * entry_bytes, device=self.device)
+        shape_BG = (shapes.batch_size, shapes.num_groups) if self.fmt.logs_slots else (1, 1)
+        found = []
+        for length in (shapes.cache_lengths[layer] for layer in row.layers):
+            lengths, filled = [chunk.length for chunk in column.chunks], min(column.start, length)
+            placed, slots = GroupedEviction.of_chunks(
+                slots, shape_BG, lengths, filled=filled, cache_length=length
+            )
+            found.append(placed)
+        return found
+
+    def windows(self, row: Row, column: Column, slots: Tensor, *, backward: bool = False) -> list[Windows]:
+        """What the chunks of a column see in each layer of a row, whose evictions have these slots."""
+        shapes = self.fmt.shapes
+        slot_bytes = 2 * shapes.batch_size * shapes.num_groups * shapes.head_size * shapes.dtype.itemsize
+        return [
+            make_windows(placed, slot_bytes=slot_bytes, device=self.device, backward=backward)
+            for placed in self.evictions(row, column, slots)
+        ]
 
     def work_key(self, what: str, row: Row, column: Column) -> Hashable:
         """What work on a cell depends on, its tensors aside: columns far from the left edge are all alike."""

@@ -123,7 +123,7 @@ class CheckpointFormat:
     def __init__(self, plan: Plan, shapes: Shapes, cache: CacheConfig, args: GradientArgs) -> None:
         self.plan = plan
         self.shapes = shapes
-        self._logs_slots = cache.policy is PolicyKind.H2O
+        self.logs_slots = cache.policy is PolicyKind.H2O
         self._layer_quantizer = make_quantizer(args.layercp_kind)
         self._cache_quantizer = make_quantizer(args.cachecp_kind)
         # Asked for again and again, by every step: the host has better things to do than to count bytes.
@@ -255,7 +255,7 @@ class CheckpointFormat:
         return [(2 * s.batch_size, s.num_groups, length, s.head_size) for length in lengths]
 
     def _num_slots(self, row: Row, column: Column) -> int:
-        if not self._logs_slots:
+        if not self.logs_slots:
             return 0
         evicted = 0
         for length in (self.shapes.cache_lengths[layer] for layer in row.layers):

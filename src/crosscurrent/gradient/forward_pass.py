@@ -8,6 +8,7 @@ Legend: B batch, T tokens, E hidden size, H query heads, G query groups, D head 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 
@@ -19,12 +20,11 @@ from crosscurrent.gradient.checkpoints import Layout, record_key
 from crosscurrent.gradient.plan import Column, Row
 from crosscurrent.gradient.store import CheckpointStore
 from crosscurrent.gradient.transfer import Lanes, Outgoing, make_outgoing
-from crosscurrent.gradient.windows import Windows, join_tokens, pass_column
-from crosscurrent.kvcache.placement import Eviction, GroupedEviction
+from crosscurrent.gradient.windows import join_tokens, pass_column
+from crosscurrent.kvcache.placement import Eviction
 from crosscurrent.kvcache.policies import Policy, make_policy
 from crosscurrent.kvcache.replay_log import joined_slots, pack_, unpack
 from crosscurrent.model.attention import attend, summed_weights
-from crosscurrent.model.rope import Angles
 
 
 class ForwardPass:
@@ -62,17 +62,18 @@ class ForwardPass:
     def _through_layers(self, column: Column) -> Tensor:
         call = self._call
         x_BTE = call.setup.gpt_model.embed(call.ids_BT[:, column.start : column.stop])
-        angles = call.angles(column)
-        decided = _Decided(call, self._policies, column)
+        position = call.position(column)
+        decided = _Decided(self._policies, column)
         for row in call.plan.rows:
             # Below the first row that trains, nothing will be computed again.
             keeps = self._store is not None and row.index >= call.first_row
             if keeps:
                 self._pack_input(call.fmt.record(row, column), x_BTE)
             if any(self._policies[layer].needs_weights for layer in row.layers):
-                x_BTE, evictions = self._row_by_chunk(row, column, x_BTE, angles)
+                x_BTE, evictions = self._row_by_chunk(row, column, x_BTE, position)
             else:
-                x_BTE, evictions = self._row_at_once(row, column, x_BTE, angles, decided)
+                evictions = [decided.of(layer, call.fmt.shapes.cache_lengths[layer]) for layer in row.layers]
+                x_BTE = self._row_at_once(row, column, x_BTE, position, evictions)
             if keeps:
                 for layer, placed in zip(row.layers, evictions, strict=True):
                     for eviction in placed:
@@ -81,55 +82,46 @@ class ForwardPass:
         return x_BTE
 
     def _row_at_once(
-        self, row: Row, column: Column, x_BTE: Tensor, angles: Angles, decided: _Decided
-    ) -> tuple[Tensor, list[list[Eviction]]]:
+        self,
+        row: Row,
+        column: Column,
+        x_BTE: Tensor,
+        position: Tensor,
+        evictions: Sequence[Sequence[Eviction]],
+    ) -> Tensor:
         """For policies that do not look at attention: all evictions of the column are known beforehand."""
         call = self._call
-        evictions, windows = zip(*(decided.of(layer) for layer in row.layers), strict=True)
 
-        def work(x_BTE: Tensor, cos: Tensor, sin: Tensor, *rows: Tensor) -> tuple[Tensor]:
-            lists = iter(rows)
-            for layer, seen in zip(row.layers, windows, strict=True):
-                block, seen_here = call.setup.block(layer), seen.with_rows(lists)
-                q_k_v = block.project(x_BTE, (cos, sin))
-                x_BTE = block.finish(x_BTE, pass_column(*q_k_v, self._caches[layer], seen_here))
+        def work(x_BTE: Tensor, position: Tensor, slots: Tensor) -> tuple[Tensor]:
+            angles = call.setup.gpt_model.angles(position, column.length)
+            for layer, windows in zip(row.layers, call.windows(row, column, slots), strict=True):
+                block = call.setup.block(layer)
+                q_k_v = block.project(x_BTE, angles)
+                x_BTE = block.finish(x_BTE, pass_column(*q_k_v, self._caches[layer], windows))
             return (x_BTE,)
 
-        rows = [rows for seen in windows for rows in seen.rows]
-        (x_BTE,) = call.graphs.call(call.work_key("forward", row, column), work, x_BTE, *angles, *rows)
-        return x_BTE, list(evictions)
+        slots = call.shared_slots(itertools.chain(*evictions))
+        (x_BTE,) = call.graphs.call(call.work_key("forward", row, column), work, x_BTE, position, slots)
+        return x_BTE
 
     def _row_by_chunk(
-        self, row: Row, column: Column, x_BTE: Tensor, angles: Angles
+        self, row: Row, column: Column, x_BTE: Tensor, position: Tensor
     ) -> tuple[Tensor, list[list[Eviction]]]:
         """For policies that decide by the attention of the chunks before."""
-        call, lengths = self._call, [chunk.length for chunk in column.chunks]
-        shapes = call.fmt.shapes
+        call = self._call
 
-        def work(x_BTE: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        def work(x_BTE: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+            angles = call.setup.gpt_model.angles(position, column.length)
             evictions: list[Eviction] = []
             for layer in row.layers:
                 block = call.setup.block(layer)
-                attended_BHTD, placed = self._attend_by_chunk(
-                    layer, column, *block.project(x_BTE, (cos, sin))
-                )
+                attended_BHTD, placed = self._attend_by_chunk(layer, column, *block.project(x_BTE, angles))
                 evictions += placed
                 x_BTE = block.finish(x_BTE, attended_BHTD)
             return x_BTE, joined_slots(evictions, like=x_BTE)
 
-        x_BTE, flat = call.graphs.call(call.work_key("forward", row, column), work, x_BTE, *angles)
-        evictions = []
-        for layer in row.layers:
-            length = shapes.cache_lengths[layer]
-            placed, flat = GroupedEviction.of_chunks(
-                flat,
-                (shapes.batch_size, shapes.num_groups),
-                lengths,
-                filled=min(column.start, length),
-                cache_length=length,
-            )
-            evictions.append(placed)
-        return x_BTE, evictions
+        x_BTE, slots = call.graphs.call(call.work_key("forward", row, column), work, x_BTE, position)
+        return x_BTE, call.evictions(row, column, slots)
 
     def _attend_by_chunk(
         self, layer: int, column: Column, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor
@@ -180,21 +172,19 @@ class ForwardPass:
 
 
 class _Decided:
-    """The evictions of one column, and what its chunks see, by policies that need no weights.
+    """The evictions of one column by policies that need no weights.
 
     One layer decides for all whose caches are as long: their policies would say the same.
     """
 
-    def __init__(self, call: Call, policies: Sequence[Policy], column: Column) -> None:
-        self._call = call
+    def __init__(self, policies: Sequence[Policy], column: Column) -> None:
         self._policies = policies
         self._column = column
-        self._by_length: dict[int, tuple[list[Eviction], Windows]] = {}
+        self._by_length: dict[int, list[Eviction]] = {}
 
-    def of(self, layer: int) -> tuple[list[Eviction], Windows]:
+    def of(self, layer: int, cache_length: int) -> list[Eviction]:
         """Those of one layer."""
-        length = self._call.fmt.shapes.cache_lengths[layer]
-        if length not in self._by_length:
-            evictions = [self._policies[layer].place(chunk.length) for chunk in self._column.chunks]
-            self._by_length[length] = evictions, self._call.windows(evictions)
-        return self._by_length[length]
+        if cache_length not in self._by_length:
+            policy = self._policies[layer]
+            self._by_length[cache_length] = [policy.place(chunk.length) for chunk in self._column.chunks]
+        return self._by_length[cache_length]

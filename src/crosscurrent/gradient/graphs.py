@@ -25,6 +25,7 @@ Note [What a graph may stand for]
 from __future__ import annotations
 
 import gc
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -32,11 +33,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from crosscurrent.operators.copies import copy_all
+from crosscurrent.operators.memset_nodes import driver, replace_memsets
+
 Work = Callable[..., Sequence[Tensor]]
 T = TypeVar("T")
 
 _MOST_GRAPHS = 1024
 """Lengths that are all different would make graphs without end. Later keys are issued op by op."""
+
+
+_MOST_RECALLED = 64
+"""Of tensors that are small."""
 
 
 class _Graph:
@@ -55,10 +63,13 @@ class Graphs:
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._signature: object = None
+        self._user: torch.cuda.Stream | None = None
+        """The stream of the latest run."""
         self._clear()
 
     def _clear(self) -> None:
         self._kept: dict[Hashable, object] = {}
+        self._recalled: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._places: dict[Hashable, Tensor] = {}
         self._graphs: dict[Hashable, _Graph] = {}
         self._stream: torch.cuda.Stream | None = None
@@ -69,6 +80,11 @@ class Graphs:
         if self._signature != signature:
             self.drop()
             self._signature = signature
+        stream = torch.cuda.current_stream()
+        if self._user is not None and self._user != stream:
+            # Kept memory was the last run's, on another stream.
+            stream.wait_stream(self._user)
+        self._user = stream
 
     def drop(self) -> None:
         """Forget everything. The host waits if there is a graph, which may not go while it runs."""
@@ -84,29 +100,46 @@ class Graphs:
             self._kept[key] = make()
         return self._kept[key]  # type: ignore[return-value]
 
-    def taken(self, kept: Tensor) -> Tensor:
-        """What was written to kept memory, for somebody else to have."""
-        return kept.clone() if self._enabled else kept
-
-    def call(self, key: Hashable, work: Work, *inputs: Tensor) -> Sequence[Tensor]:
-        """The outputs of `work(*inputs)`, valid until the next call."""
+    def recall(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` makes of its key alone. With graphs, the latest are remembered."""
         if not self._enabled:
-            return work(*inputs)
-        graph = self._graphs.get(key)
+            return make()
+        if key in self._recalled:
+            self._recalled.move_to_end(key)
+        else:
+            self._recalled[key] = make()
+            if len(self._recalled) > _MOST_RECALLED:
+                self._recalled.popitem(last=False)
+        return self._recalled[key]
+
+    def taken(self, kept: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What was written to kept memory, for somebody else to have."""
+        if not self._enabled:
+            return kept
+        fresh = [torch.empty_like(tensor) for tensor in kept]
+        copy_all(fresh, kept)
+        return fresh
+
+    def call(
+        self, key: Hashable, work: Work, *inputs: Tensor, when_read: Callable[[], None] = lambda: None
+    ) -> Sequence[Tensor]:
+        """The outputs of `work(*inputs)`, valid until the next call.
+
+        `when_read` is called when all that reads the inputs has been issued.
+        """
+        graph = self._graphs.get(key) if self._enabled else None
         if graph is None:
-            return self._first(key, work, inputs)
-        for place, tensor in zip(graph.inputs, inputs, strict=True):
-            place.copy_(tensor)
+            outputs = work(*inputs)
+            when_read()
+            if self._enabled and len(self._graphs) < _MOST_GRAPHS:
+                self._graphs[key] = _Graph(self._find_places("in", inputs), self._find_places("out", outputs))
+            return outputs
+        copy_all(graph.inputs, inputs)
+        when_read()
         if graph.launch is None:
             graph.launch = self._capture(work, graph)
         graph.launch.replay()  # type: ignore[no-untyped-call, unused-ignore]
         return graph.outputs
-
-    def _first(self, key: Hashable, work: Work, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        outputs = work(*inputs)
-        if len(self._graphs) < _MOST_GRAPHS:
-            self._graphs[key] = _Graph(self._find_places("in", inputs), self._find_places("out", outputs))
-        return outputs
 
     def _find_places(self, side: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         places = []
@@ -121,19 +154,21 @@ class Graphs:
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
             self._pool = torch.cuda.graph_pool_handle()
-        launch = torch.cuda.CUDAGraph()
+        launch = torch.cuda.CUDAGraph(keep_graph=True)
         with _no_collection(), torch.cuda.stream(self._stream):
             # Of this thread only: others may go on to use CUDA, a data loader's, for instance.
             launch.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                for place, tensor in zip(graph.outputs, work(*graph.inputs), strict=True):
-                    place.copy_(tensor)
+                copy_all(graph.outputs, work(*graph.inputs))
             except BaseException:
                 # The error that matters is the one under way; a capture that it broke ends with another.
                 with suppress(RuntimeError):
                     launch.capture_end()
                 raise
             launch.capture_end()
+        if driver() is not None:
+            replace_memsets(launch.raw_cuda_graph())
+        launch.instantiate()
         return launch
 
 

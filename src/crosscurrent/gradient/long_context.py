@@ -226,7 +226,7 @@ class LongContextGradientModel(nn.Module):
                 "the checkpoints of this loss were overwritten by a later forward pass; call backward() "
                 "before the next forward pass, or make that one under torch.no_grad()"
             )
-        with _sizes_in_errors(call), self._lanes_open(call) as lanes:
+        with _sizes_in_errors(call), self._lanes_open(call) as lanes, _emptied_queue(call.device):
             # Named, so that its double buffers outlive the lanes' last wait.
             backward_pass = BackwardPass(call, lanes, self._store, parameters)
             gradients = backward_pass.run(grad_loss)
@@ -264,6 +264,22 @@ def _sizes_in_errors(call: Call) -> Iterator[None]:
             "and the activations of one cell. Use fewer grad.layers_per_cell, a smaller "
             "grad.chunks_per_cell_multiplier, a shorter cache or a smaller batch."
         ) from error
+
+
+@contextmanager
+def _emptied_queue(device: torch.device) -> Iterator[None]:
+    """Leave nothing in autograd's queue when a backward pass inside is cut short.
+
+    Functions that were ready to run stay there, and with them what their graph has saved, until something
+    less urgent is run on that device: functions made earlier are.
+    """
+    with torch.enable_grad():
+        earlier = torch.zeros((), device=device, requires_grad=True).clone()
+    try:
+        yield
+    except BaseException:
+        torch.autograd.backward(earlier)
+        raise
 
 
 def _check_cache(setup: Setup) -> None:

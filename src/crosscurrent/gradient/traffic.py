@@ -2,9 +2,10 @@
 
 Note [What is brought in when]
     Two sequences of work need checkpoints: the replays of all rows, and the head and the cells of all rows.
-    Each has double buffers of its own, of two slots: one is computed with, the other is filled. A fetch is
-    issued as soon as a slot is free and the CPU bytes were sent: a row's last cells are still computed while
-    the first replays of the next row come in, since a replay alone may take less time than its copy.
+    Each has buffers of its own. Cells have double buffers: one slot is computed with, the other is filled. A
+    replay may take less time than its copy, so that its input is brought in while the cells of the row before
+    are computed, and there are as many slots as that needs: for a row of a few columns it is all of them. A
+    fetch is issued as soon as a slot is free and the CPU bytes were sent.
     A replay's record is there since the forward pass. A cell's head gradient and KV checkpoint are not: they
     are sent by the row above, or the head, and by the row's own replay. A fetch that were issued before that
     send would find no event to wait for.
@@ -23,11 +24,12 @@ from crosscurrent.gradient.call import Call
 from crosscurrent.gradient.checkpoints import CellKey, head_gradient_key, kv_key, record_key
 from crosscurrent.gradient.plan import Column, Row
 from crosscurrent.gradient.store import CheckpointStore
-from crosscurrent.gradient.transfer import Lanes, make_incoming, make_outgoing
+from crosscurrent.gradient.transfer import NUM_SLOTS, Lanes, Rings, make_outgoing
 from crosscurrent.kvcache.buffers import PlainKVBuffer
+from crosscurrent.operators.copies import copy_all
 
-_IN_FLIGHT = 2
-"""Pieces of work whose checkpoints are on the device: one is computed with, one comes in."""
+REPLAY_SLOTS = 3
+"""Slots for the inputs of replays."""
 
 
 class Fetch(NamedTuple):
@@ -40,14 +42,15 @@ class Fetch(NamedTuple):
 class Prefetcher:
     """Starts the fetches of a sequence of work, in order, each as early as it can be."""
 
-    def __init__(self, fetches: Iterable[Fetch]) -> None:
+    def __init__(self, fetches: Iterable[Fetch], num_slots: int) -> None:
         self._waiting = deque(fetches)
+        self._num_slots = num_slots
         self._in_flight = 0
         self.top_up()
 
     def top_up(self) -> None:
         """Start what can be started. Call it after each send."""
-        while self._waiting and self._in_flight < _IN_FLIGHT and self._waiting[0].is_sent():
+        while self._waiting and self._in_flight < self._num_slots and self._waiting[0].is_sent():
             self._waiting.popleft().start()
             self._in_flight += 1
 
@@ -70,14 +73,15 @@ class Traffic:
         caches = max(
             (fmt.kv(row, column).num_bytes for row in self._rows for column in fmt.kv_columns()), default=0
         )
-        incoming = make_incoming(lanes, [records, records, gradients, caches])
+        rings = [(records, REPLAY_SLOTS), *((size, NUM_SLOTS) for size in (records, gradients, caches))]
+        incoming = call.graphs.keep("incoming", Rings).ready(lanes, rings)
         self._replay_records, self._records, self._gradients_in, self._caches_in = incoming
         self._gradients_out, self._caches_out = make_outgoing(lanes, [gradients, caches])
         # The row that a head gradient or a KV checkpoint in CPU memory is for.
         self._sent: dict[CellKey, int] = {}
         # The head's input first: it is needed first.
-        self._cells = Prefetcher(self._cell_fetches())
-        self._replays = Prefetcher(self._replay_fetches())
+        self._cells = Prefetcher(self._cell_fetches(), NUM_SLOTS)
+        self._replays = Prefetcher(self._replay_fetches(), REPLAY_SLOTS)
 
     def receive_replay(self) -> Tensor:
         """The bytes of the record for the next column that is replayed."""
@@ -123,7 +127,7 @@ class Traffic:
     def send_gradient(self, row: int, column: Column, gradient_BTE: Tensor) -> None:
         """Send the head gradient of a row's cell out."""
         layout, key = self._call.fmt.head_gradient(column), head_gradient_key(column)
-        layout.views(self._gradients_out.acquire())[0].copy_(gradient_BTE)
+        copy_all(layout.views(self._gradients_out.acquire()), [gradient_BTE])
         self._gradients_out.send(self._store[key], layout.num_bytes)
         self._sent[key] = row
         self._cells.top_up()

@@ -36,6 +36,9 @@ from torch import Tensor
 NUM_SLOTS = 2
 """Slots of a double buffer: one is computed with while the other is moved."""
 
+Ring = tuple[int, int]
+"""Bytes of a slot, and how many slots."""
+
 _lane_ids = itertools.count()
 
 
@@ -306,18 +309,38 @@ class Outgoing:
         target.written = self._drained[index] = lane.record()
 
 
-def _allocate(lanes: Lanes, num_bytes: int) -> list[Tensor]:
-    return [torch.empty(num_bytes, dtype=torch.uint8, device=lanes.device) for _ in range(NUM_SLOTS)]
+def _allocate(lanes: Lanes, num_bytes: int, num_slots: int) -> list[Tensor]:
+    return [torch.empty(num_bytes, dtype=torch.uint8, device=lanes.device) for _ in range(num_slots)]
 
 
-def make_incoming(lanes: Lanes, sizes: Sequence[int]) -> list[Incoming]:
-    """One incoming double buffer per size in bytes; call it before the run's other work."""
-    blocks = [_allocate(lanes, size) for size in sizes]
+def make_incoming(lanes: Lanes, rings: Sequence[Ring]) -> list[Incoming]:
+    """The incoming buffers of a run; call it before the run's other work."""
+    blocks = [_allocate(lanes, *ring) for ring in rings]
     # Recorded after all allocations: whatever main did with these blocks before lies before this event.
     fresh = lanes.main.record()
     return [Incoming(lanes, block, fresh) for block in blocks]
 
 
+class Rings:
+    """The incoming buffers of one run after the other.
+
+    As long as they are large enough they are the same. Then the first copies of a run need not wait for what
+    `main` did with their memory before, only for what last read them.
+    """
+
+    def __init__(self) -> None:
+        self._rings: Sequence[Ring] = ()
+        self._incoming: list[Incoming] = []
+
+    def ready(self, lanes: Lanes, rings: Sequence[Ring]) -> list[Incoming]:
+        """One for each ring."""
+        if not self._rings or any(
+            need > have for (need, _), (have, _) in zip(rings, self._rings, strict=True)
+        ):
+            self._rings, self._incoming = rings, make_incoming(lanes, rings)
+        return self._incoming
+
+
 def make_outgoing(lanes: Lanes, sizes: Sequence[int]) -> list[Outgoing]:
     """One outgoing double buffer per size in bytes. Main writes first, so there is nothing to wait for."""
-    return [Outgoing(lanes, _allocate(lanes, size)) for size in sizes]
+    return [Outgoing(lanes, _allocate(lanes, size, NUM_SLOTS)) for size in sizes]

@@ -37,8 +37,8 @@ N = 2 B: the keys of the batch, then its values.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,21 +48,25 @@ from crosscurrent.kvcache.buffers import KVBuffer, PlainKVBuffer, halves
 from crosscurrent.kvcache.placement import Eviction
 from crosscurrent.kvcache.quantize import Packed
 from crosscurrent.model.attention import attend, attend_backward
+from crosscurrent.operators.copies import copy_all
 from crosscurrent.operators.rows import add_rows_, follow_rows, take_rows
 
 _WINDOW_BYTES = 128 << 20
 """Keys and values of one batch of chunks. Enough for several chunks of any cache that is small on a GPU."""
+_WINDOW_BYTES_BACKWARD = _WINDOW_BYTES // 2
+"""The same where there is a backward pass, which has several times as much beside them: gradients of the keys
+and values, for some kernels even those of every head."""
 
 
 def advance_column(k_BGTD: Tensor, v_BGTD: Tensor, cache: KVBuffer, windows: Windows) -> None:
     """Place a column's keys and values, without attention."""
-    _move_on(cache, _make_pool(cache, k_BGTD, v_BGTD, windows), windows)
+    _move_on(cache, cache.pool(k_BGTD, v_BGTD, windows.filled), windows)
 
 
 @torch.no_grad()
 def pass_column(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, cache: KVBuffer, windows: Windows) -> Tensor:
     """Attend with each chunk [B, H, T, D], and leave the cache at the column's right edge."""
-    pool = _make_pool(cache, k_BGTD, v_BGTD, windows)
+    pool = cache.pool(k_BGTD, v_BGTD, windows.filled)
     pool_NGPD = cache.unpack(pool)
     outs = [view.by_chunk(attend(view.chunks(q_BHTD), *view.take(pool_NGPD))[0]) for view in windows.views]
     _move_on(cache, pool, windows)
@@ -93,7 +97,7 @@ class _ColumnAttention(torch.autograd.Function):
         cache: PlainKVBuffer,
         windows: Windows,
     ) -> Tensor:
-        (pool_NGPD,) = _make_pool(cache, k_BGTD, v_BGTD, windows)
+        (pool_NGPD,) = cache.pool(k_BGTD, v_BGTD, windows.filled)
         views = windows.views
         attended = [attend(view.chunks(q_BHTD), *view.take(pool_NGPD)) for view in views]
         out_BHTD = join_tokens([view.by_chunk(out) for view, (out, _) in zip(views, attended, strict=True)])
@@ -182,23 +186,11 @@ class _View:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Windows:
-    """What the chunks of a column see of its pool. The integers follow from lengths; only rows differ."""
+    """What the chunks of a column see of its pool."""
 
     filled: int
     """Occupied slots of the cache at the column's left edge: the pool's first rows."""
     views: tuple[_View, ...]
-
-    @property
-    def rows(self) -> list[Tensor]:
-        """The lists of rows on the device, of the views that have one."""
-        return [view.rows_BnGS for view in self.views if view.rows_BnGS is not None]
-
-    def with_rows(self, rows: Iterator[Tensor]) -> Windows:
-        """The same with its lists of rows in other places."""
-        views = (
-            view if view.rows_BnGS is None else replace(view, rows_BnGS=next(rows)) for view in self.views
-        )
-        return replace(self, views=tuple(views))
 
 
 def join_tokens(parts_BHTD: Sequence[Tensor]) -> Tensor:
@@ -212,32 +204,25 @@ def _move_on(cache: KVBuffer, pool: Packed, windows: Windows) -> None:
     """Leave the cache at the column's right edge."""
     last = windows.views[-1].last()
     for part_NGLX, pool_NGPX in zip(cache.parts, pool, strict=True):
-        part_NGLX[:, :, : last.num_slots] = last.rows_of(pool_NGPX)[:, 0]
+        copy_all([part_NGLX[:, :, : last.num_slots]], [last.rows_of(pool_NGPX)[:, 0]])
 
 
-def _make_pool(cache: KVBuffer, k_BGTD: Tensor, v_BGTD: Tensor, windows: Windows) -> Packed:
-    """For each part of the cache, its filled slots, then the column's new entries: [N, G, P, X]."""
-    new = cache.pack(k_BGTD, v_BGTD)
-    if windows.filled == 0:
-        return new
-    return tuple(
-        torch.cat([part_NGLX[:, :, : windows.filled], new_NGTX], dim=2)
-        for part_NGLX, new_NGTX in zip(cache.parts, new, strict=True)
-    )
-
-
-def make_windows(evictions: Sequence[Eviction], *, slot_bytes: int, device: torch.device) -> Windows:
+def make_windows(
+    evictions: Sequence[Eviction], *, slot_bytes: int, device: torch.device, backward: bool = False
+) -> Windows:
     """What the chunks of a column see: as few views as their shapes and `_WINDOW_BYTES` allow.
 
-    `slot_bytes` is what one slot of the cache holds, for the whole batch and all groups, as values.
+    `slot_bytes` is what one slot of the cache holds, for the whole batch and all groups, as values;
+    `backward`: they are for `attend_column`.
     """
+    window_bytes = _WINDOW_BYTES_BACKWARD if backward else _WINDOW_BYTES
     filled = evictions[0].filled_before
     rows = _Rows(filled + sum(eviction.chunk_length for eviction in evictions), device, evictions)
     views: list[_View] = []
     start = 0
     for (chunk_length, num_slots, num_moved), same in itertools.groupby(evictions, _shape):
         alike = list(same)
-        most = max(1, _WINDOW_BYTES // (slot_bytes * num_slots)) if num_moved else 1
+        most = max(1, window_bytes // (slot_bytes * num_slots)) if num_moved else 1
         for first in range(0, len(alike), most):
             members = alike[first : first + most]
             view = _View(

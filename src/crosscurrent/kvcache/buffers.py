@@ -5,8 +5,8 @@ Usage:
     buffer = make_buffer(BufferKind.QUANTIZED8, (B, G, L, D), dtype=x.dtype, device=x.device)
 
     # A column of tokens at once, all of its evictions known (see `gradient.windows`):
-    new = buffer.pack(k_BGTD, v_BGTD)                    # as the buffer holds entries: quantized, once
-    values_NGTD = buffer.unpack(new)                     # what is read back
+    pool = buffer.pool(k_BGTD, v_BGTD, filled)           # what it holds, then what is new: quantized, once
+    values_NGPD = buffer.unpack(pool)                    # what is read back
 
     # Or chunk by chunk:
     column = buffer.open(k_BGTD, v_BGTD, filled)
@@ -72,8 +72,8 @@ class KVBuffer(Protocol):
     def parts(self) -> Packed:
         """What holds the entries: [N, G, L, X] each."""
 
-    def pack(self, k_BGTD: Tensor, v_BGTD: Tensor) -> Packed:
-        """New entries as the buffer holds them: [N, G, T, X] for each of its parts."""
+    def pool(self, k_BGTD: Tensor, v_BGTD: Tensor, filled: int) -> Packed:
+        """The filled slots, then new entries as the buffer holds them: [N, G, filled + T, X] a part."""
 
     def unpack(self, parts: Packed) -> Tensor:
         """The values of entries: [N, G, S, D]. They may share memory with the parts."""
@@ -114,14 +114,24 @@ class PlainKVBuffer:
     def parts(self) -> Packed:
         return (self.entries_NGLD,)
 
-    def pack(self, k_BGTD: Tensor, v_BGTD: Tensor) -> Packed:
-        return (round_trip(self.quantizer, torch.cat([k_BGTD, v_BGTD])),)
+    def pool(self, k_BGTD: Tensor, v_BGTD: Tensor, filled: int) -> Packed:
+        # Each straight to its place: keys and values come transposed, which concatenation is slow with.
+        N, G, _, D = self.entries_NGLD.shape
+        pool_NGPD = self.entries_NGLD.new_empty(N, G, filled + k_BGTD.shape[2], D)
+        pool_NGPD[:, :, :filled].copy_(self.entries_NGLD[:, :, :filled])
+        new_NGTD = pool_NGPD[:, :, filled:]
+        if self.quantizer.kind is BufferKind.DEFAULT:
+            for part, new in zip(halves(new_NGTD), (k_BGTD, v_BGTD), strict=True):
+                part.copy_(new)
+        else:
+            new_NGTD.copy_(round_trip(self.quantizer, torch.cat([k_BGTD, v_BGTD])))
+        return (pool_NGPD,)
 
     def unpack(self, parts: Packed) -> Tensor:
         return parts[0]
 
     def open(self, k_BGTD: Tensor, v_BGTD: Tensor, filled: int) -> OpenColumn:
-        (new_NGTD,) = self.pack(k_BGTD, v_BGTD)
+        (new_NGTD,) = self.pool(k_BGTD, v_BGTD, 0)
         return OpenColumn(self.entries_NGLD, ((self.entries_NGLD, new_NGTD),))
 
 
@@ -138,7 +148,12 @@ class PackedKVBuffer:
         self._device = device
         self.parts: Packed = self._empty_parts(self._length)
 
-    def pack(self, k_BGTD: Tensor, v_BGTD: Tensor) -> Packed:
+    def pool(self, k_BGTD: Tensor, v_BGTD: Tensor, filled: int) -> Packed:
+        new = self._pack(k_BGTD, v_BGTD)
+        held = (part[:, :, :filled] for part in self.parts)
+        return tuple(torch.cat(pair, dim=2) for pair in zip(held, new, strict=True)) if filled else new
+
+    def _pack(self, k_BGTD: Tensor, v_BGTD: Tensor) -> Packed:
         new_NGTD = torch.cat([k_BGTD, v_BGTD])
         packed = self._empty_parts(new_NGTD.shape[2])
         for slots, blocks, scratch in self._pieces(packed):
@@ -153,7 +168,7 @@ class PackedKVBuffer:
     def open(self, k_BGTD: Tensor, v_BGTD: Tensor, filled: int) -> OpenColumn:
         values_NGLD = self._empty_values(self._length)
         self._unpack_to(tuple(part[:, :, :filled] for part in self.parts), values_NGLD)
-        new = self.pack(k_BGTD, v_BGTD)
+        new = self._pack(k_BGTD, v_BGTD)
         moves = (values_NGLD, self.unpack(new)), *zip(self.parts, new, strict=True)
         return OpenColumn(values_NGLD, moves)
 

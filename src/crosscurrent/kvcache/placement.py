@@ -139,7 +139,8 @@ class GroupedEviction(Eviction):
     ) -> tuple[list[Eviction], Tensor]:
         """The evictions of chunks that were placed one after the other, with their slots in `flat`.
 
-        What evicts nothing has no slots there, and is the same for all. Also gives the rest of `flat`.
+        What evicts nothing has no slots there. `shape_BG` is (1, 1) for slots that are the same for all. Also
+        gives the rest of `flat`.
         """
         evictions: list[Eviction] = []
         start = 0

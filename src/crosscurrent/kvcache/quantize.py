@@ -40,6 +40,7 @@ import torch
 from torch import Tensor
 
 from crosscurrent.kvcache.names import BufferKind
+from crosscurrent.operators.copies import copy_all
 
 Packed = tuple[Tensor, ...]
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -85,10 +86,10 @@ class Plain:
         return None
 
     def quantize_(self, source: Tensor, out: Packed, scratch: Tensor | None) -> None:
-        out[0].copy_(source)
+        copy_all([out[0]], [source])
 
     def dequantize_(self, packed: Packed, out: Tensor, scratch: Tensor | None) -> None:
-        out.copy_(packed[0])
+        copy_all([out], [packed[0]])
 
     def error_bound(self, source: Tensor) -> Tensor:
         return torch.zeros_like(source, dtype=torch.float64)

@@ -7,7 +7,7 @@ Usage, whole (the reference), or in the pieces that a bounded cache needs:
     hidden_BTE = model(ids_BT)                           # ordinary full causal attention
     loss = head.loss_sum(hidden_BTE, targets_BT)         # a sum; -100 is ignored
 
-    x_BTE, angles = model.embed(ids_BT), model.angles(start, ids_BT.shape[1])
+    x_BTE, angles = model.embed(ids_BT), model.angles(model.position(start), ids_BT.shape[1])
     for block in model.layers:
         q_BHTD, k_BGTD, v_BGTD = block.project(x_BTE, angles)  # once for a whole column
         attended_BHTD = ...                                   # chunk by chunk
@@ -140,14 +140,17 @@ class Transformer(nn.Module):
         """The first layer's input [B, T, E]."""
         return self.embedding(ids_BT)  # type: ignore[no-any-return]
 
-    def angles(self, start: int, length: int) -> Angles:
+    def position(self, start: int) -> Tensor:
+        """A position, for `angles`: a tensor of one integer on the model's device."""
+        return torch.full((), start, dtype=torch.int32, device=self.embedding.weight.device)
+
+    def angles(self, start: Tensor, length: int) -> Angles:
         """The rotations of the positions start .. start + length, for all layers."""
-        weight = self.embedding.weight
-        return self.rope.angles(start, length, device=weight.device, dtype=weight.dtype)
+        return self.rope.angles(start, length, dtype=self.embedding.weight.dtype)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Hidden states [B, T, E] with ordinary full causal attention: what caches approximate."""
-        x_BTE, angles = self.embed(ids_BT), self.angles(0, ids_BT.shape[1])
+        x_BTE, angles = self.embed(ids_BT), self.angles(self.position(0), ids_BT.shape[1])
         for block in self.layers:
             x_BTE = block(x_BTE, angles)
         return x_BTE

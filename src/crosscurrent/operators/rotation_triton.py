@@ -1,4 +1,4 @@
-"""The operator of `rotation` on CUDA: one pass over x, in float32 inside."""
+"""The operators of `rotation` on CUDA: each one kernel; one pass over x, in float32 inside."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import libdevice
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -31,6 +32,33 @@ def _rotate_kernel(  # type: ignore[no-untyped-def]
     target = target + features[None, :]
     tl.store(target, (low * c - high * s).to(out.dtype.element_ty), mask=mask)
     tl.store(target + HALF, (high * c + low * s).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _angles_kernel(  # type: ignore[no-untyped-def]
+    start, cos, sin, num_angles, THETA: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr
+):
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < num_angles
+    position = (tl.load(start) + index // HALF).to(tl.float64)
+    exponent = (index % HALF).to(tl.float64) / -HALF
+    # A constant: an argument that is a float would come in as float32.
+    theta = tl.full((BLOCK,), THETA, tl.float64)
+    angle = position * libdevice.pow(theta, exponent)
+    tl.store(cos + index, libdevice.cos(angle).to(cos.dtype.element_ty), mask=mask)
+    tl.store(sin + index, libdevice.sin(angle).to(sin.dtype.element_ty), mask=mask)
+
+
+_BLOCK = 256
+
+
+def angles(start: Tensor, length: int, half: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    cos_TF, sin_TF = torch.empty(2, length, half, dtype=dtype, device=start.device)
+    num_angles = length * half
+    _angles_kernel[(triton.cdiv(num_angles, _BLOCK),)](
+        start, cos_TF, sin_TF, num_angles, THETA=theta, HALF=half, BLOCK=_BLOCK
+    )
+    return cos_TF, sin_TF
 
 
 def rotate(x: Tensor, cos_TF: Tensor, sin_TF: Tensor, sign: int) -> Tensor:

@@ -6,6 +6,7 @@ Usage:
     add_rows_(grads_NGPD, rows_BnGS, windows_NnGSD)             # the gradient of that
     place_(cache_NGLD, slots_BGm, new_NGCD, start)              # one chunk into a cache, in one kernel
     rows_BnGL = follow_rows(rows_BGL, slots_BnGm, first, C)     # many chunks into a list of rows
+    add_at_(total_PD, index_m, rows_mD)                         # rows that may have the same index
     slots_BGm = pair_(state_KBGL, evicted_BGm, first, start, C) # which tail entry moves to which evicted slot
 
 `rows` may have 1 in place of B or G: the same rows for the whole batch, or for all groups. N is a multiple of
@@ -14,6 +15,7 @@ B: a buffer that holds the keys of the batch and then its values (N = 2 B) takes
 - `take_rows`: window j of a sequence and group holds its `rows[j]` of the pool.
 - `add_rows_`: adds the windows to the rows that `take_rows` takes them from, the first window first. The
   rows of one window must differ. Sums are in the dtype of `grads`, in the same order in every run.
+- `add_at_`: adds rows to those that an index names, in the same order in every run.
 - `place_`: moves the rows of slots start .. start + m to `slots`, then writes the new rows from `start` on.
   See Note [Newest at the tail] of `kvcache.placement` for why no slot is read and written by others.
 - `follow_rows`: what `place_` does to a full list of rows, for n chunks one after the other; chunk j's new
@@ -66,6 +68,10 @@ def _add_rows_(grads_NGPD: Tensor, rows: Tensor, windows_NnGSD: Tensor) -> None:
         grads_NGPD.scatter_(2, index, sums)
 
 
+def _add_at_(total_PD: Tensor, index_m: Tensor, rows_mD: Tensor) -> None:
+    total_PD.index_add_(0, index_m, rows_mD)
+
+
 def _place_(cache_NGLD: Tensor, slots_BGm: Tensor, new_NGCD: Tensor, start: int) -> None:
     m = slots_BGm.shape[-1]
     moved = cache_NGLD[:, :, start : start + m].clone()
@@ -110,6 +116,7 @@ def _pair_(state_KBGL: Tensor, evicted_BGm: Tensor, first: int, start: int, chun
 _CUDA = "crosscurrent.operators.rows_triton"
 take_rows = register("take_rows(Tensor pool, Tensor rows) -> Tensor", _take_rows, _CUDA)
 add_rows_ = register("add_rows_(Tensor(a!) grads, Tensor rows, Tensor windows) -> ()", _add_rows_, _CUDA)
+add_at_ = register("add_at_(Tensor(a!) total, Tensor index, Tensor rows) -> ()", _add_at_, _CUDA)
 place_ = register("place_(Tensor(a!) cache, Tensor slots, Tensor new, int start) -> ()", _place_, _CUDA)
 follow_rows = register(
     "follow_rows(Tensor rows, Tensor slots, int first, int chunk_length) -> Tensor", _follow_rows, _CUDA

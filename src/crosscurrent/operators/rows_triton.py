@@ -237,3 +237,8 @@ def _shared_strides(rows: Tensor) -> tuple[int, int, int]:
     """Strides of [B, n, G or 1, ...] that read what all groups share again and again."""
     batch, window, group = rows.stride()[:3]
     return batch, window, group if rows.shape[2] > 1 else 0
+
+
+def add_at_(total_PD: Tensor, index_m: Tensor, rows_mD: Tensor) -> None:
+    # Sorts the index first: no atomic additions, and sums of a row in float32.
+    total_PD.index_put_((index_m,), rows_mD, accumulate=True)

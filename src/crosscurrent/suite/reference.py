@@ -68,7 +68,7 @@ def reference_loss(
     chunk_size: int,
 ) -> Tensor:
     """Mean cross entropy, to be differentiated by plain autograd. ``targets`` may be shorter than ``ids``."""
-    x_BTE, angles = model.embed(ids_BT), model.angles(0, ids_BT.shape[1])
+    x_BTE, angles = model.embed(ids_BT), model.angles(model.position(0), ids_BT.shape[1])
     chunks = cut(ids_BT.shape[1], first=min(cache.lengths), other=chunk_size)
     for block, length in zip(model.layers, cache.lengths, strict=True):
         assert isinstance(block, Block)

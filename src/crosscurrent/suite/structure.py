@@ -1,4 +1,4 @@
-"""Mutants of the gradient's buffers: one slot in place of two, and CPU bytes used again too early.
+"""Mutants of the gradient's buffers: one slot in place of several, and CPU bytes used again too early.
 
 And what notices them: the detector, the values of a run with the flag off, and whether double buffers flip.
 With one slot a transfer that leaves may be right and still cost what it is there to gain: the work that fills
@@ -65,8 +65,8 @@ def one_slot(number: int) -> AbstractContextManager[None]:
     made = itertools.count()
 
     def make(allocate: Any) -> Any:
-        def call(lanes: Any, num_bytes: int) -> list[Tensor]:
-            slots: list[Tensor] = allocate(lanes, num_bytes)
+        def call(*args: Any) -> list[Tensor]:
+            slots: list[Tensor] = allocate(*args)
             return slots[:1] if next(made) % len(DOUBLE_BUFFERS) == number else slots
 
         return call

@@ -201,10 +201,11 @@ def _capture_begin(source: CudaSource, before: Any) -> Any:
 
 def _capture_end(source: CudaSource, graphs: Graphs, before: Any) -> Any:
     def capture_end(graph: Any) -> None:
-        if source.tracer is not None:
-            captured = source.tracer.capture_ended()
-            graphs[graph] = _Graph(captured, source.environment.current_device(), graph.pool())
+        captured = None if source.tracer is None else source.tracer.capture_ended()
         before(graph)
+        if captured is not None:
+            # A graph can be asked for its pool once it is there.
+            graphs[graph] = _Graph(captured, source.environment.current_device(), graph.pool())
 
     return capture_end
 

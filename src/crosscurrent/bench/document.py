@@ -31,8 +31,8 @@ NOTES = (
     "its return. Off and on take turns, after warm steps. A ratio is off over on.",
     "Timings are taken without deterministic algorithms. Losses and gradients are compared bit for bit "
     "under torch.use_deterministic_algorithms(True), in further steps.",
-    "Peak device memory includes parameters and gradients. Pinned memory is what PyTorch's allocator gives "
-    "out, which rounds each buffer up to a power of two.",
+    "Peak device memory includes parameters, gradients and what is held for CUDA graphs. Pinned memory is "
+    "what PyTorch's allocator gives out, which rounds each buffer up to a power of two.",
     "Hidden share and host waits are those of a further step under the profiler, which slows the host down. "
     "Hidden share: |transfer and kernel| / |transfer|, intervals united and not added.",
 )

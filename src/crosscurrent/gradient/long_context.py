@@ -184,7 +184,7 @@ class LongContextGradientModel(nn.Module):
     def _signature(self, fmt: CheckpointFormat) -> object:
         """What the work of a pass depends on without being given it. See `Graphs`."""
         parameters = [(p.data_ptr(), p.requires_grad) for p in self.parameters()]
-        return fmt.shapes, parameters, choice_of_kernels()
+        return fmt.shapes, parameters, self.gpt_model.training, choice_of_kernels()
 
     @contextmanager
     def _lanes_open(self, call: Call) -> Iterator[Lanes]:

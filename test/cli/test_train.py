@@ -213,6 +213,19 @@ def test_asynchronous_transfers_change_no_bit_of_a_run(capsys: pytest.CaptureFix
     _assert_same_state("on", "off")
 
 
+@simulated_only
+def test_a_run_goes_on_to_the_bit_with_other_ways_to_issue_and_move() -> None:
+    from crosscurrent import simulate
+
+    options = ["train", *SMALL, "--device", "cuda", "--checkpoint.file"]
+    other = ["--grad.cuda_graphs", "True", "--grad.async_cpu_transfer", "True", "--grad.nan_guard", "True"]
+    with simulate():
+        assert main([*options, "whole", "--steps", "4"]) == 0
+        assert main([*options, "run", "--steps", "1"]) == 0
+        assert main([*options, "run", "--steps", "4", "--resume", *other]) == 0
+    _assert_same_state("run", "whole")
+
+
 @pytest.mark.parametrize(
     ("options", "advice"),
     [

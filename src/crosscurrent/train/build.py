@@ -17,8 +17,14 @@ from crosscurrent.train.corpus import Corpus
 from crosscurrent.train.settings import OptimizerArgs, RunArgs
 from crosscurrent.train.trainer import Trainer
 
-_MOVES_BYTES_ONLY = ("layercp_pin_memory", "cachecp_pin_memory", "async_cpu_transfer", "nan_guard")
-"""The gradient's knobs that change when bytes move, but no result: a run may go on with others."""
+_CHANGES_NO_RESULT = (
+    "layercp_pin_memory",
+    "cachecp_pin_memory",
+    "async_cpu_transfer",
+    "cuda_graphs",
+    "nan_guard",
+)
+"""The gradient's knobs that change when bytes move or how work is issued: a run may go on with others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +49,7 @@ class TrainConfig:
             ("run", self.run),
         ):
             for name, value in asdict(config).items():
-                if name not in _MOVES_BYTES_ONLY:
+                if name not in _CHANGES_NO_RESULT:
                     named[f"{group}.{name}"] = _readable(value)
         return named
 

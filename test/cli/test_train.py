@@ -192,10 +192,17 @@ def test_what_a_run_would_take_is_told_before_it(capsys: pytest.CaptureFixture[s
     assert os.listdir() == []
 
 
-def test_a_run_that_diverges_stops_and_keeps_the_state_before(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("guard", "said"),
+    [("False", "lower --optimizer.learning_rate"), ("True", "NaN or infinity in gpt_model.embedding.weight")],
+)
+def test_a_run_that_diverges_stops_and_keeps_the_state_before(
+    guard: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--steps", "50", "--checkpoint.file", "run", "--optimizer.name", "sgd"]
-    assert _train(*options, "--optimizer.learning_rate", "1e38", "--optimizer.warmup_steps", "0") == 1
-    assert "lower --optimizer.learning_rate" in capsys.readouterr().err
+    options += ["--optimizer.learning_rate", "1e38", "--optimizer.warmup_steps", "0"]
+    assert _train(*options, "--grad.nan_guard", guard) == 1
+    assert said in capsys.readouterr().err
     assert all(tensor.isfinite().all() for tensor in load_file("run").values())
 
 

@@ -240,7 +240,7 @@ def _train(trainer: Trainer, saving: Saving, steps: int, device: torch.device) -
                 report = trainer.take_step()
             except ValueError as error:  # the model refuses the batch before anything is computed
                 raise WrongUseError(str(error)) from error
-            except (NotFiniteError, torch.OutOfMemoryError) as error:
+            except (NotFiniteError, FloatingPointError, torch.OutOfMemoryError) as error:
                 saving.save(trainer)
                 raise CommandError(str(error)) from error
             reports.append(report)

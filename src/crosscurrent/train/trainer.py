@@ -66,6 +66,7 @@ class Trainer:
 
         Raises:
             NotFiniteError: there is no step to take; nothing was changed.
+            FloatingPointError: the same, and the guard that was asked for names where it was found.
         """
         start = time.perf_counter()
         batch = self._corpus.batch(

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 # pytest-xdist runs one process a core. More threads in each would only take cores from one another.
 # This has to be said before torch is first imported; the worker processes inherit it.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
+
+
+def gpu_of_worker(worker: str, gpus: Sequence[str]) -> str | None:
+    """The GPU of a process of pytest-xdist ("gw0", "gw1", ...): one each, in turns. None: all it can see."""
+    number = worker.removeprefix("gw")
+    return gpus[int(number) % len(gpus)] if number.isdecimal() and len(gpus) > 1 else None
+
+
+def _gpus() -> list[str]:
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None and shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+        listed = subprocess.run(command, capture_output=True, text=True).stdout.replace("\n", ",")
+    return [gpu.strip() for gpu in (listed or "").split(",") if gpu.strip()]
+
+
+# As early: CUDA looks at this when it is first used. Tests that need two devices are left out then, and
+# counted; a run without pytest-xdist has them.
+if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and (gpu := gpu_of_worker(worker, _gpus())) is not None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
 import pytest  # noqa: E402
 

@@ -331,3 +331,20 @@ def test_a_real_delay_makes_a_real_race_show() -> None:
         assert step() == [1, 1, 1, 1]
     with delays(DelayConfig(how=How.EVERYWHERE, lanes=(MAIN,), delay_us=1e6)):
         assert step() == [0, 0, 0, 0]
+
+
+@pytest.mark.usefixtures("_cuda")
+def test_what_is_captured_is_not_delayed() -> None:
+    """A delay would stay in the graph, for launches long after."""
+    x, graph, side = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with delays(DelayConfig(how=How.EVERYWHERE, delay_us=1.0, lanes=(MAIN, OTHER))) as delayed:
+        with torch.cuda.stream(side):
+            graph.capture_begin()
+            x.add_(1)
+            graph.capture_end()
+        assert (delayed.num_ops, delayed.num_delayed) == (0, 0)
+        graph.replay()
+        x.add_(1)
+    assert delayed.num_ops == 1
+    assert x.tolist() == [3.0] * 4

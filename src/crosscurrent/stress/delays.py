@@ -94,7 +94,8 @@ class Delays:
         if not known[1]:
             return
         device = _device(args, kwargs)
-        if device is None:
+        # A delay that is captured would stay in the graph.
+        if device is None or torch.cuda.is_current_stream_capturing():
             return
         self.num_ops += 1
         stream = _stream(device)

@@ -61,6 +61,8 @@ class Call:
     first_row: int
     """The lowest row below or in which something trains; the rows under it have no backward pass."""
     embedding_trains: bool
+    trains: tuple[bool, ...]
+    """Which parameters train, in the model's order: as it was when the call was made."""
     graphs: Graphs = field(compare=False)
     log: ReplayLog = field(compare=False)
 

@@ -3,7 +3,7 @@
 Usage:
 
     graphs = Graphs(enabled=True)
-    graphs.begin(signature)                        # all that work reads without being given it; see the note
+    graphs.begin(signature, device)                # all that work reads without being given it; see the note
     cache = graphs.keep("cache", make_cache)       # memory that work writes in place
     (y,) = graphs.call(key, work, x, z)            # work(x, z), or one launch that does the same
 
@@ -75,21 +75,25 @@ class Graphs:
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 
-    def begin(self, signature: object) -> None:
-        """Begin a run in which work depends on `signature`, besides what it is given."""
+    def begin(self, signature: object, device: torch.device) -> None:
+        """Begin a run on a device, in which work depends on `signature`, besides what it is given."""
         if self._signature != signature:
             self.drop()
             self._signature = signature
-        stream = torch.cuda.current_stream()
+        stream = torch.cuda.current_stream(device)
         if self._user is not None and self._user != stream:
             # Kept memory was the last run's, on another stream.
             stream.wait_stream(self._user)
         self._user = stream
 
     def drop(self) -> None:
-        """Forget everything. The host waits if there is a graph, which may not go while it runs."""
-        if any(graph.launch is not None for graph in self._graphs.values()):
-            torch.cuda.synchronize(self._stream.device if self._stream is not None else None)
+        """Forget everything. The host waits for the device first, if there is anything.
+
+        A graph may not go while it runs, and memory would go back to the stream that it was allocated on,
+        which need not come after the latest run.
+        """
+        if self._user is not None and (self._kept or self._recalled or self._graphs):
+            torch.cuda.synchronize(self._user.device)
         self._clear()
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -109,7 +113,9 @@ class Graphs:
         else:
             self._recalled[key] = make()
             if len(self._recalled) > _MOST_RECALLED:
-                self._recalled.popitem(last=False)
+                _, oldest = self._recalled.popitem(last=False)
+                # Freed while in use: it may be from another stream, which does not come after this run.
+                oldest.record_stream(torch.cuda.current_stream(oldest.device))
         return self._recalled[key]
 
     def taken(self, kept: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -152,7 +158,8 @@ class Graphs:
 
     def _capture(self, work: Work, graph: _Graph) -> torch.cuda.CUDAGraph:
         if self._stream is None:
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
+            assert self._user is not None, "begin() comes first"
+            self._stream = torch.cuda.Stream(self._user.device)  # type: ignore[no-untyped-call, unused-ignore]
             self._pool = torch.cuda.graph_pool_handle()
         launch = torch.cuda.CUDAGraph(keep_graph=True)
         with _no_collection(), torch.cuda.stream(self._stream):
@@ -190,10 +197,13 @@ def choice_of_kernels() -> tuple[object, ...]:
     return (
         torch.are_deterministic_algorithms_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined, unused-ignore]
-        torch.get_float32_matmul_precision(),
-        matmul.allow_tf32,
+        # Of the ways to ask for this the only one that PyTorch answers whichever way it was set.
+        matmul.fp32_precision,
+        matmul.allow_fp16_accumulation,
         matmul.allow_fp16_reduced_precision_reduction,
         matmul.allow_bf16_reduced_precision_reduction,
+        torch.backends.cuda.preferred_blas_library(),
+        torch.backends.cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call, unused-ignore]
         torch.backends.cudnn.enabled,
         torch.is_inference_mode_enabled(),
     )

@@ -155,6 +155,7 @@ class LongContextGradientModel(nn.Module):
             count=batch.count,
             first_row=0 if embedding_trains else min(rows, default=len(fmt.plan.rows)),
             embedding_trains=embedding_trains,
+            trains=tuple(p.requires_grad for p in self.parameters()),
             graphs=self._graphs,
             log=ReplayLog(self._setup.num_layers),
         )
@@ -181,16 +182,19 @@ class LongContextGradientModel(nn.Module):
                 "other values; set lora.dropout to 0, or call eval() on the model"
             )
 
-    def _signature(self, fmt: CheckpointFormat) -> object:
-        """What the work of a pass depends on without being given it. See `Graphs`."""
-        parameters = [(p.data_ptr(), p.requires_grad) for p in self.parameters()]
-        return fmt.shapes, parameters, self.gpt_model.training, choice_of_kernels()
+    def _signature(self, call: Call) -> object:
+        """What the work of a pass depends on without being given it. See `Graphs`.
+
+        What trains may have changed since the call was made: its backward pass goes by both.
+        """
+        parameters = [(p.data_ptr(), p.dtype, p.requires_grad) for p in self.parameters()]
+        return call.fmt.shapes, call.trains, parameters, self.gpt_model.training, choice_of_kernels()
 
     @contextmanager
     def _lanes_open(self, call: Call) -> Iterator[Lanes]:
         """The lanes for one pass. Whatever happens in it, memory may be freed when it has ended."""
         if self._setup.args.cuda_graphs:
-            self._graphs.begin(self._signature(call.fmt))
+            self._graphs.begin(self._signature(call), self._device())
         if self._lanes is None or self._lanes.device != self._device():
             self._lanes = Lanes(asynchronous=self._setup.args.async_cpu_transfer, device=self._device())
         self._lanes.open()

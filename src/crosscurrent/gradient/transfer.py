@@ -276,6 +276,12 @@ class Incoming:
         self._consumed[self._num_received % len(self._slots)] = self._lanes.main.record()
         self._num_received += 1
 
+    def retire(self) -> None:
+        """Free the slots, between two runs."""
+        for slot in self._slots:
+            # Freed while in use: it may be from another stream, which does not come after `main`.
+            slot.record_stream(torch.cuda.current_stream(slot.device))
+
 
 class Outgoing:
     """A double buffer on the device that `main` writes and `device_to_host` drains, in the same order."""
@@ -337,6 +343,8 @@ class Rings:
         if not self._rings or any(
             need > have for (need, _), (have, _) in zip(rings, self._rings, strict=True)
         ):
+            for incoming in self._incoming:
+                incoming.retire()
             self._rings, self._incoming = rings, make_incoming(lanes, rings)
         return self._incoming
 

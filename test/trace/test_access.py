@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from crosscurrent.trace.access import Kind, Use, in_training, signature
+from crosscurrent.trace.access import Kind, Use, in_training, signature, unscaled
 
 aten = torch.ops.aten
 R, W, U, M = int(Use.READ), int(Use.WRITE), int(Use.UPDATE), int(Use.MANY)
@@ -56,6 +56,16 @@ def test_fused_optimizers_update_their_lists() -> None:
     found = uses(aten._fused_adam_.default)
     assert [found[name] for name in ("self", "exp_avgs", "exp_avg_sqs")] == [U | M] * 3
     assert found["state_steps"] == R | M
+
+
+def test_fused_optimizers_write_gradients_only_to_unscale_them() -> None:
+    for func in (aten._fused_adamw_.tensor_lr, aten._fused_sgd_.default, aten._fused_adagrad_.default):
+        sign = signature(func)
+        assert sign.kind is Kind.FUSED
+        assert sign.by_name["grads"] == sign.positional[1] == U | M
+        without = unscaled(sign)
+        assert without.by_name == {**sign.by_name, "grads": R | M}
+        assert without.positional == tuple(without.by_name.values())
 
 
 @pytest.mark.parametrize(

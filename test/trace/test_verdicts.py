@@ -461,6 +461,19 @@ def storage_emptied_by_hand(fixed: bool) -> None:
     main().wait_stream(a)
 
 
+@twin("read-after-write", "add_", "set_")
+def storage_grown_by_set(fixed: bool) -> None:
+    """A view that does not fit makes its storage grow, and the content moves on the current stream."""
+    x, y = device(1.0), torch.empty(0, device="cuda")
+    a = side()
+    with on(a):
+        x.add_(1)
+    if fixed:
+        main().wait_stream(a)
+    y.set_(x.untyped_storage(), 0, (64 * N,), (1,))
+    torch.cuda.synchronize()
+
+
 @twin("reuse", "mul", "fill_")
 def data_swapped(fixed: bool) -> None:
     """``.data =`` gives the old storage back."""
@@ -605,6 +618,55 @@ for _name, _op, _make in (
     _program = _optimizer(_make)
     _program.__name__ = f"optimizer_{_name}"
     twin("read-after-write", _op, "sin")(_program)
+
+
+def _fused_step(gradient: Tensor, scale: Tensor | None) -> None:
+    torch._fused_adamw_(
+        *([device(1.0)], [gradient], [device()], [device()], [], [torch.ones((), device="cuda")]),
+        lr=0.1,
+        beta1=0.9,
+        beta2=0.9,
+        weight_decay=0.0,
+        eps=1e-8,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=scale,
+    )
+
+
+@twin("write-after-read", "sum", "_fused_adamw_")
+def gradients_are_unscaled_by_a_fused_optimizer(fixed: bool) -> None:
+    gradient, scale = device(1.0), torch.ones((), device="cuda")
+    a = side()
+    with on(a):
+        gradient.sum()
+    if fixed:
+        main().wait_stream(a)
+    _fused_step(gradient, scale)
+    torch.cuda.synchronize()
+
+
+@twin("read-after-write", "mul_", "_fused_adamw_")
+def gradients_are_clipped_on_another_stream(fixed: bool) -> None:
+    gradient = device(1.0)
+    a = side()
+    with on(a):
+        gradient.mul_(0.5)
+    if fixed:
+        main().wait_stream(a)
+    _fused_step(gradient, None)
+    torch.cuda.synchronize()
+
+
+@silent
+def gradients_are_read_beside_a_fused_optimizer() -> None:
+    """Without a scale there is nothing to write back to them."""
+    gradient = device(1.0)
+    a = side()
+    with on(a):
+        gradient.sum()
+    _fused_step(gradient, None)
+    torch.cuda.synchronize()
 
 
 def _update(change: Callable[[Tensor, Tensor], Any]) -> Program:

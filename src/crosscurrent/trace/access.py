@@ -3,8 +3,8 @@
 ``signature(func)`` is computed once per overload. A schema says which arguments are written (``Tensor(a!)``),
 which results are views (``Tensor(a)``) and which are new. The tables below hold what schemas do not say:
 arguments of which only the shape is looked at, writes that overwrite without reading, results that are
-views although they are declared new, running statistics that are updated in silence, and ops during
-which the host waits.
+views although they are declared new, running statistics that are updated in silence, gradients that are
+only written when there is a scale to take out of them, and ops during which the host waits.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Kind(IntEnum):
     BATCH_NORM = 11
     CUSTOM = 12
     OPAQUE = 13
+    FUSED = 14
 
 
 class Signature(NamedTuple):
@@ -64,6 +65,8 @@ class Signature(NamedTuple):
     """Position and ``Use`` of each argument that is one tensor; None if there are lists of tensors."""
     named: frozenset[str] = frozenset()
     """The names of all tensor arguments, and lists of them."""
+    may_move: bool = False
+    """Whether the storage of the first argument may grow, and so move, although no content is touched."""
 
 
 def _names(words: str) -> frozenset[str]:
@@ -132,6 +135,8 @@ _INDEX = _names(
 _RESIZE = _names("resize_ resize_as_")
 _PIN = _names("pin_memory _pin_memory")
 _BATCH_NORM = _names("native_batch_norm cudnn_batch_norm miopen_batch_norm")
+# Optimizers that write gradients back if, and only if, they unscale them: if there is a ``grad_scale``.
+_FUSED = _names("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_")
 # These update running statistics whenever they are given some.
 _STATISTICS = _names("batch_norm_update_stats batch_norm_gather_stats batch_norm_gather_stats_with_counts")
 _KINDS = {
@@ -147,6 +152,7 @@ _BY_BASE = (
     (_PIN, Kind.PIN),
     (_INDEX, Kind.INDEX),
     (_BATCH_NORM, Kind.BATCH_NORM),
+    (_FUSED, Kind.FUSED),
     (frozenset(_WAITS), Kind.WAITS),
 )
 # Higher-order ops that only read their tensors.
@@ -184,6 +190,7 @@ def signature(func: Any) -> Signature:
         why_unknown=why,
         singles=None if lists else tuple((place, use) for place, use in enumerate(positional) if use),
         named=frozenset(name for name, use in by_name.items() if use),
+        may_move=base == "set_" and "size" in by_name,
     )
 
 
@@ -194,11 +201,17 @@ def base_name(func: Any) -> str:
 
 def in_training(sign: Signature) -> Signature:
     """A batch norm that also updates its running statistics, in silence."""
-    positional = tuple(
-        use | int(Use.UPDATE) if place in (3, 4) else use for place, use in enumerate(sign.positional)
-    )
-    by_name = dict(zip(sign.by_name, positional, strict=True))
-    return sign._replace(kind=Kind.PLAIN, positional=positional, by_name=by_name, singles=None)
+    return _with(sign, dict.fromkeys(list(sign.by_name)[3:5], Use.UPDATE))
+
+
+def unscaled(sign: Signature) -> Signature:
+    """A fused optimizer without a scale: it reads the gradients, and leaves them as they are."""
+    return _with(sign, {"grads": Use.READ | Use.MANY})
+
+
+def _with(sign: Signature, uses: dict[str, Use]) -> Signature:
+    by_name = {name: int(uses.get(name, use)) for name, use in sign.by_name.items()}
+    return sign._replace(kind=Kind.PLAIN, positional=tuple(by_name.values()), by_name=by_name, singles=None)
 
 
 def _use(argument: Any, base: str) -> int:

@@ -98,8 +98,10 @@ class _Way(NamedTuple):
 def _way(func: Any) -> _Way:
     # An overload does nothing when it is called but call this; it is one Python frame less for each op.
     run = func._op if type(func) is torch._ops.OpOverload else func
-    kind = signature(func).kind
-    return _Way(func, run, _is_composite(func), kind is Kind.NOTHING, kind in _KNOWS_ITS_WAITS)
+    sign = signature(func)
+    kind = sign.kind
+    touches_nothing = kind is Kind.NOTHING and not sign.may_move
+    return _Way(func, run, _is_composite(func), touches_nothing, kind in _KNOWS_ITS_WAITS)
 
 
 _Held: TypeAlias = tuple[Callable[[], None], ...]

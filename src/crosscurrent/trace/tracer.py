@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from crosscurrent.trace import copies, waits
-from crosscurrent.trace.access import Kind, Signature, Use, in_training, signature
+from crosscurrent.trace.access import Kind, Signature, Use, in_training, signature, unscaled
 from crosscurrent.trace.gather import Call, Gatherer
 from crosscurrent.trace.recorder import Environment
 from crosscurrent.trace.records import Record
@@ -66,8 +66,11 @@ class Tracer(Gatherer):
         plan = self._plans.get(id(func))
         if plan is None:
             plan = self._plans[id(func)] = Plan(func, signature(func))
-        if plan.touches_nothing and not self.observers:
-            return
+        if plan.touches_nothing:
+            if plan.may_move:
+                self.released((args[0] if args else kwargs["self"]).untyped_storage(), plan.name)
+            if not self.observers:
+                return
         with self._lock:
             if self._dead:
                 self.bury()
@@ -109,6 +112,9 @@ class Tracer(Gatherer):
         if kind is Kind.BATCH_NORM:
             training = args[5] if len(args) > 5 else kwargs["training"]
             sign = in_training(sign) if training else sign
+            kind = Kind.PLAIN
+        elif kind is Kind.FUSED:
+            sign = sign if kwargs.get("grad_scale") is not None else unscaled(sign)
             kind = Kind.PLAIN
         match kind:
             case Kind.NOTHING:

@@ -37,6 +37,7 @@ class Plan:
         "key",
         "layout",
         "makes_tensors",
+        "may_move",
         "name",
         "named",
         "sign",
@@ -59,6 +60,7 @@ class Plan:
         self.named = sign.named
         self.makes_tensors = sign.makes_tensors
         self.touches_nothing = sign.kind is Kind.NOTHING
+        self.may_move = sign.may_move
         self.key = None
         self.singles = None
         if sign.kind is Kind.PLAIN and sign.singles is not None:

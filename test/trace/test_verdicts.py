@@ -461,7 +461,7 @@ def storage_emptied_by_hand(fixed: bool) -> None:
     main().wait_stream(a)
 
 
-@twin("read-after-write", "add_", "set_")
+@twin("read-after-write", "add_", "resize_")
 def storage_grown_by_set(fixed: bool) -> None:
     """A view that does not fit makes its storage grow, and the content moves on the current stream."""
     x, y = device(1.0), torch.empty(0, device="cuda")

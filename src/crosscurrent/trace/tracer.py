@@ -68,7 +68,7 @@ class Tracer(Gatherer):
             plan = self._plans[id(func)] = Plan(func, signature(func))
         if plan.touches_nothing:
             if plan.may_move:
-                self.released((args[0] if args else kwargs["self"]).untyped_storage(), plan.name)
+                self.released((args[0] if args else kwargs["self"]).untyped_storage())
             if not self.observers:
                 return
         with self._lock:

@@ -262,6 +262,18 @@ def graphs() -> dict[str, Tensor]:
     return {"seen": seen, "y": y}
 
 
+def graphs_of_one_pool() -> dict[str, Tensor]:
+    x, pool = rand(4), torch.cuda.graph_pool_handle()
+    doubled, squared = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(doubled, pool=pool):
+        y = x * 2
+    with torch.cuda.graph(squared, pool=pool):
+        z = y * y
+    doubled.replay()
+    squared.replay()
+    return {"y": y, "z": z}
+
+
 BODIES: list[Body] = [
     elementwise,
     matrices,
@@ -285,6 +297,7 @@ BODIES: list[Body] = [
     memory_that_nobody_wrote,
     resizing,
     graphs,
+    graphs_of_one_pool,
 ]
 
 

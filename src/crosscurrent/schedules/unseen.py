@@ -11,7 +11,7 @@ from torch import Tensor
 from crosscurrent.schedules.calls import Calls, copy
 from crosscurrent.schedules.contents import Contents, elements
 from crosscurrent.schedules.program import Action, Given, View
-from crosscurrent.trace.records import HOST, Access, Op
+from crosscurrent.trace.records import GRAPH_POOL, HOST, Access, Op
 
 
 class Unseen:
@@ -28,6 +28,10 @@ class Unseen:
 
     def add(self, op: Op) -> None:
         """The host through NumPy, a declared kernel, a storage that was resized."""
+        if op.name == GRAPH_POOL:
+            # Graphs are replayed with memory of their own: that they share a pool is a matter of order alone.
+            self._actions[op.index] = ()
+            return
         there = [self._contents.meet_storage(access.block, access.dtype) for access in op.accesses]
         reads = [access for access in op.accesses if not access.write]
         writes = [access for access in op.accesses if access.write]

@@ -30,6 +30,9 @@ from typing import NamedTuple
 HOST = 0
 """The lane of the host."""
 
+GRAPH_POOL = "graph memory pool"
+"""The name of an op that computes nothing: a launch uses memory which other graphs of its pool use, too."""
+
 NO_EVENT = -1
 """The event number of a wait on an event that nobody has recorded: it orders nothing."""
 

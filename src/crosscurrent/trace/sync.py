@@ -13,6 +13,7 @@ from torch import Tensor
 from crosscurrent.trace.memory import Block
 from crosscurrent.trace.recorder import DEFAULT_STREAM, Captured, Environment, Recorder
 from crosscurrent.trace.records import (
+    GRAPH_POOL,
     HOST,
     NO_EVENT,
     Access,
@@ -176,7 +177,7 @@ class SyncTaps(Recorder):
                 owner = self.lane(device, DEFAULT_STREAM)
                 self.put(Alloc, number, owner, 1, MemoryKind.DEVICE, self.site, False)
             access = Access(number, Region(0, 1, 1), True, (1,), "uint8")
-            self.put(Op, self.lane(device), "graph memory pool", self.site, (access,))
+            self.put(Op, self.lane(device), GRAPH_POOL, self.site, (access,))
 
     # -- accesses that are no ops --------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ On a machine with a GPU its lanes are delayed; elsewhere the schedules are run t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import crosscurrent
 from crosscurrent.errors import WrongUseError
 from crosscurrent.schedules import Schedule, load, run_schedule
 from crosscurrent.stress.campaign import Case, Trial
-from crosscurrent.suite.scenario import Scenario, scenarios
+from crosscurrent.suite.scenario import WITH_GRAPHS, Scenario, scenarios
 from crosscurrent.suite.stressed import GradientCase, StressOptions, Values, _Delayed, cases, differences
 from crosscurrent.suite.verification import Cuda
 
@@ -32,8 +33,9 @@ def lastrec(options: StressOptions) -> GradientCase:
 # -- always ------------------------------------------------------------------------------------------------
 
 
-def test_a_few_seeds_change_nothing() -> None:
-    trial = lastrec(StressOptions()).prepare()
+@pytest.mark.parametrize("scenario", [LASTREC, WITH_GRAPHS[0]], ids=lambda scenario: scenario.name)
+def test_a_few_seeds_change_nothing(scenario: Scenario) -> None:
+    trial = replace(lastrec(StressOptions()), scenario=scenario).prepare()
     assert list(trial.problems) == []
     assert [list(trial.run(seed)) for seed in range(4)] == [[]] * 4
     trial.close()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from crosscurrent.gradient import store, transfer, windows
 from crosscurrent.gradient.args import GradientArgs
+from crosscurrent.gradient.graphs import Graphs
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.kvcache.policies.h2o import H2O
 from crosscurrent.suite import exactness
@@ -27,7 +28,7 @@ from crosscurrent.suite.experiment import (
 from crosscurrent.suite.layer import Layer, Verdict
 from crosscurrent.suite.parity import Parity, first_difference
 from crosscurrent.suite.race_freedom import RaceFreedom
-from crosscurrent.suite.scenario import Scenario, scenarios
+from crosscurrent.suite.scenario import WITH_GRAPHS, Scenario, scenarios
 from crosscurrent.suite.verification import Cuda
 
 LASTREC = Scenario(policy="lastrec", quantizer="default")
@@ -51,6 +52,34 @@ def test_the_gradient_is_exact(scenario: Scenario) -> None:
 def test_layers_hold_on_cuda(layer: Layer) -> None:
     outcome = layer.check(H2O_QUANTIZED)
     assert outcome.verdict is Verdict.HELD, outcome.detail
+
+
+@pytest.mark.usefixtures("_cuda")
+@pytest.mark.parametrize("scenario", WITH_GRAPHS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("layer", [Parity(), RaceFreedom()], ids=lambda layer: layer.name)
+def test_layers_hold_with_graphs(layer: Layer, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = 0
+    replay = torch.cuda.CUDAGraph.replay
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        nonlocal launches
+        launches += 1
+        replay(graph)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+    outcome = layer.check(scenario)
+    assert outcome.verdict is Verdict.HELD, outcome.detail
+    assert launches
+
+
+@pytest.mark.usefixtures("_cuda")
+def test_gradients_that_the_next_row_writes_to_are_other_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows add their gradients up in the same places, which graphs need, and must have taken them then."""
+    monkeypatch.setattr(Graphs, "taken", lambda self, kept: kept)
+    assert Parity().check(LASTREC).verdict is Verdict.HELD
+    outcome = Parity().check(WITH_GRAPHS[0])
+    assert outcome.verdict is Verdict.FAILED
+    assert "differs" in outcome.detail
 
 
 def test_a_gradient_that_is_off_in_one_chunk_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +188,11 @@ def test_buffers_made_anew_each_step_break_the_contracts(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("_cuda")
+@pytest.mark.parametrize("scenario", [LASTREC, WITH_GRAPHS[0]], ids=lambda scenario: scenario.name)
 @pytest.mark.parametrize("lane", ["host_to_device", "device_to_host", "main"])
-def test_a_lane_that_never_waits_races(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_that_never_waits_races(
+    lane: str, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = transfer.Lane.behind
 
     def never(self: transfer.Lane, moment: transfer.Moment | None) -> torch.cuda.Event | None:
@@ -175,7 +207,7 @@ def test_a_lane_that_never_waits_races(lane: str, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(transfer.Lanes, "open", remembered)
     monkeypatch.setattr(transfer.Lane, "behind", never)
-    outcome = RaceFreedom().check(LASTREC)
+    outcome = RaceFreedom().check(scenario)
     assert outcome.verdict is Verdict.FAILED
     assert "races; first:" in outcome.detail
 

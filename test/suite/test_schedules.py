@@ -11,7 +11,7 @@ from crosscurrent.stress.edges import drop_edge
 from crosscurrent.suite.experiment import make_batches
 from crosscurrent.suite.layer import Verdict
 from crosscurrent.suite.recorded import make_model, record
-from crosscurrent.suite.scenario import Scenario, scenarios
+from crosscurrent.suite.scenario import WITH_GRAPHS, Scenario, scenarios
 from crosscurrent.suite.schedules import Schedules, judge
 from crosscurrent.suite.verification import Cuda
 
@@ -37,10 +37,14 @@ def test_the_gradient_gives_the_same_bits_in_other_schedules() -> None:
     assert "bounded" in outcome.detail
 
 
-@pytest.mark.parametrize("where", ["Outgoing.send", "Incoming.receive"])
-def test_without_a_wait_it_does_not(where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "scenario"),
+    [("Outgoing.send", LASTREC), ("Incoming.receive", LASTREC), ("Outgoing.send", WITH_GRAPHS[0])],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_without_a_wait_it_does_not(where: str, scenario: Scenario) -> None:
     with drop_edge(where, call="wait_event"):
-        program = record(make_model(LASTREC), short(), keep=True).program
+        program = record(make_model(scenario), short(), keep=True).program
     assert program is not None
     outcome = judge(program)
     assert outcome.verdict is Verdict.FAILED
@@ -49,7 +53,9 @@ def test_without_a_wait_it_does_not(where: str) -> None:
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("scenario", scenarios(everything=True), ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario", [*scenarios(everything=True), *WITH_GRAPHS], ids=lambda scenario: scenario.name
+)
 def test_the_layer_holds(scenario: Scenario) -> None:
     outcome = Schedules().check(scenario)
     assert outcome.verdict is Verdict.HELD, outcome.detail

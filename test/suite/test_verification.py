@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from crosscurrent.suite import LAYERS
 from crosscurrent.suite.exactness import Exactness
 from crosscurrent.suite.layer import Outcome, Verdict
-from crosscurrent.suite.scenario import Scenario, scenarios
-from crosscurrent.suite.verification import Cuda, Result, _result_of, overall, run, run_spread
+from crosscurrent.suite.scenario import WITH_GRAPHS, Scenario, scenarios
+from crosscurrent.suite.verification import Cuda, Result, _result_of, overall, questions, run, run_spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class Question:
     name: str = "question"
     claim: str = "The answer is known."
     needs_cuda: bool = False
+    takes_graphs: bool = False
     answer: Outcome | Exception = Outcome.held("known")  # noqa: RUF009
 
     def check(self, scenario: Scenario) -> Outcome:
@@ -38,6 +40,16 @@ def test_the_ordinary_scenarios_are_two_policies_times_two_quantizers() -> None:
         "h2o, torch-quantized8",
     ]
     assert set(scenarios()) < set(scenarios(everything=True))
+
+
+def test_with_graphs_only_layers_that_look_at_them_are_asked() -> None:
+    assert [scenario.name for scenario in WITH_GRAPHS] == ["lastrec, default, graphs", "h2o, default, graphs"]
+    layers = [Question(name="a"), Question(name="b", takes_graphs=True)]
+    asked = [(layer.name, scenario) for layer, scenario in questions(layers, [*ONE, *WITH_GRAPHS])]
+    assert asked == [("a", *ONE), ("b", *ONE), *(("b", scenario) for scenario in WITH_GRAPHS)]
+    results = list(run(layers, [*ONE, *WITH_GRAPHS], Cuda.NONE))
+    assert [(result.layer, result.scenario) for result in results] == asked
+    assert {layer.name for layer in LAYERS if layer.takes_graphs} == {"parity", "races", "schedules"}
 
 
 def test_every_layer_is_asked_of_every_scenario() -> None:

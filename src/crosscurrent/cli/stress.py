@@ -48,6 +48,12 @@ def parser() -> ArgumentParser:
     )
     options.add_argument("--all", action="store_true", help="All cache policies and quantizers.")
     options.add_argument(
+        "--cuda_graphs",
+        "--cuda-graphs",
+        action="store_true",
+        help="Transfers beside CUDA graphs. Only what is issued outside of graphs is delayed on a GPU.",
+    )
+    options.add_argument(
         "--checkpoints", metavar="NAME,...", help="What is quantized. Default: kv_checkpoints,layer_inputs."
     )
     options.add_argument(
@@ -102,6 +108,8 @@ def run(arguments: Namespace) -> int:
     if cuda is Cuda.NONE:
         say(f"nothing was run: the gradient's lanes need CUDA, and there is {cuda.value}")
         return ExitCode.NO_VERDICT
+    if arguments.history and arguments.cuda_graphs:
+        raise WrongUseError("--history is about transfers and what is beside graphs; leave out --cuda_graphs")
     if arguments.history:
         return _history(scenarios[0], cuda, report)
     names = tuple(case.name for case in chosen)
@@ -220,7 +228,10 @@ def _scenarios(arguments: Namespace) -> list[Scenario]:
     default = (ALL_POLICIES, ALL_QUANTIZERS) if arguments.all else (POLICIES, QUANTIZERS)
     policies = _known("policy", _names(arguments.policies, default[0]), ALL_POLICIES)
     quantizers = _known("quantizer", _names(arguments.quantizers, default[1]), ALL_QUANTIZERS)
-    return [Scenario(policy=policy, quantizer=name) for policy in policies for name in quantizers]
+    graphs = arguments.cuda_graphs
+    return [
+        Scenario(policy=policy, quantizer=name, graphs=graphs) for policy in policies for name in quantizers
+    ]
 
 
 def _cases(

@@ -186,7 +186,7 @@ def failure_lines(failure: Failure, arguments: Namespace) -> list[str]:
 
 def repeat(failure: Failure, arguments: Namespace) -> str:
     """The one command that shows a failure again."""
-    policy, _, stored = failure.case.partition(", ")
+    policy, _, stored = failure.case.replace(", graphs", "").partition(", ")
     quantizer, _, checkpoints = stored.partition(" ")
     command = ["crosscurrent", "stress", "--policies", policy, "--quantizers", quantizer]
     if checkpoints:
@@ -202,4 +202,6 @@ def options_of(arguments: Namespace, seeds: Sequence[int]) -> list[str]:
         options += ["--lanes", arguments.lanes]
     if arguments.how is not None:
         options += ["--how", arguments.how]
+    if arguments.cuda_graphs:
+        options += ["--cuda_graphs"]
     return options

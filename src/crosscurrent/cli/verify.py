@@ -39,7 +39,9 @@ def parser() -> ArgumentParser:
         "failed, 2 for wrong use, 3 when nothing failed but something could not be run.",
         "crosscurrent verify --json verify.json",
     )
-    options.add_argument("--all", action="store_true", help="All cache policies and quantizers.")
+    options.add_argument(
+        "--all", action="store_true", help="All cache policies and quantizers, and CUDA graphs."
+    )
     options.add_argument(
         "--layers", nargs="+", metavar="NAME", default=[], help="Only these layers. All, if not given."
     )
@@ -68,33 +70,35 @@ def run(arguments: Namespace) -> int:
 
     from crosscurrent.suite import LAYERS, scenarios, verification
     from crosscurrent.suite.layer import Verdict
+    from crosscurrent.suite.scenario import WITH_GRAPHS
 
     by_name = {layer.name: layer for layer in LAYERS}
     if unknown := [name for name in arguments.layers if name not in by_name]:
         raise WrongUseError(f"there is no layer {unknown[0]!r}; the layers are {', '.join(by_name)}")
     layers = [layer for layer in LAYERS if not arguments.layers or layer.name in arguments.layers]
-    chosen = scenarios(everything=arguments.all)
+    chosen = (*scenarios(everything=True), *WITH_GRAPHS) if arguments.all else scenarios()
     if arguments.perfetto is not None and "races" not in {layer.name for layer in layers}:
         raise WrongUseError("--perfetto writes the trace of the layer races; add it to --layers")
     if arguments.workers is not None and arguments.workers < 1:
         raise WrongUseError(f"--workers must be at least 1, got {arguments.workers}")
     report, page, trace = result_files(arguments.json, arguments.html, arguments.perfetto)
     cuda = verification.Cuda.available(may_simulate=not arguments.no_simulate)
+    num_questions = len(verification.questions(layers, chosen))
 
     torch.set_num_threads(1)  # the models are small: more threads would only wait for each other
     results: list[Result] = []
     interrupted = False
     try:
         # What came before an interrupt stays in the list.
-        results.extend(_told(_run(layers, chosen, cuda, arguments.workers), len(layers) * len(chosen)))
+        results.extend(_told(_run(layers, chosen, cuda, arguments.workers), num_questions))
     except KeyboardInterrupt:
         interrupted = True
     order = [layer.name for layer in layers]
     results.sort(key=lambda each: (order.index(each.layer), chosen.index(each.scenario)))
     if interrupted:
         _show(results, cuda, complete=False)
-        left = len(layers) * len(chosen) - len(results)
-        sys.stderr.write(f"interrupted; {left} of {len(layers) * len(chosen)} questions were not answered\n")
+        left = num_questions - len(results)
+        sys.stderr.write(f"interrupted; {left} of {num_questions} questions were not answered\n")
         return ExitCode.INTERRUPTED
     verdict = verification.overall(results)
     if report is not None:
@@ -128,7 +132,7 @@ def _run(
     if workers is None:
         quick = all(layer.name in QUICK for layer in layers)
         workers = 1 if quick or cuda is not verification.Cuda.SIMULATED else verification.num_cores()
-    workers = min(workers, len(layers) * len(chosen))
+    workers = min(workers, len(verification.questions(layers, chosen)))
     if workers == 1 or cuda is verification.Cuda.REAL:
         return verification.run(layers, chosen, cuda)
     return verification.run_spread(layers, chosen, cuda, workers=workers)
@@ -217,6 +221,7 @@ def _as_json(results: list[Result], cuda: Cuda, verdict: str) -> dict[str, objec
                 "layer": result.layer,
                 "policy": result.scenario.policy,
                 "quantizer": result.scenario.quantizer,
+                "graphs": result.scenario.graphs,
                 "verdict": result.outcome.verdict.value,
                 "detail": result.outcome.detail,
                 "evidence": None if result.outcome.evidence is None else result.outcome.evidence.as_json(),

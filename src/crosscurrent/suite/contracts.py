@@ -40,6 +40,7 @@ class Contracts:
         "and allocated once"
     )
     needs_cuda: bool = True
+    takes_graphs: bool = False
 
     def check(self, scenario: Scenario) -> Outcome:
         """Ask for what has to be refused, then look at what is pinned."""

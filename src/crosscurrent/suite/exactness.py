@@ -37,6 +37,7 @@ class Exactness:
     name: str = "exactness"
     claim: str = f"loss and gradients agree with plain autograd through an explicit cache to {TOLERANCE:g}"
     needs_cuda: bool = False
+    takes_graphs: bool = False
 
     def check(self, scenario: Scenario) -> Outcome:
         """Compare both batches, on the GPU if there is one."""

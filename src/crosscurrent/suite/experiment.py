@@ -58,6 +58,7 @@ def gradient_args(
     kv_checkpoints: str = "default",
     pinned: bool = False,
     flag: bool = False,
+    graphs: bool = False,
 ) -> GradientArgs:
     """How the lattice is cut, with the quantizers of both kinds of checkpoints."""
     return GradientArgs(
@@ -68,6 +69,7 @@ def gradient_args(
         layercp_pin_memory=pinned,
         cachecp_pin_memory=pinned,
         async_cpu_transfer=flag,
+        cuda_graphs=graphs,
     )
 
 

@@ -80,6 +80,8 @@ class History:
         "schedule; the code as it is passes the same tests"
     )
     needs_cuda: bool = True
+    # These races are between copies and what is issued beside the graphs.
+    takes_graphs: bool = False
 
     def check(self, scenario: Scenario) -> Outcome:
         """Show all of them."""

@@ -64,5 +64,9 @@ class Layer(Protocol):
     def needs_cuda(self) -> bool:
         """Whether the question needs a CUDA device, real or simulated."""
 
+    @property
+    def takes_graphs(self) -> bool:
+        """Whether the question is another one where work is issued as CUDA graphs."""
+
     def check(self, scenario: Scenario) -> Outcome:
         """Ask it. Where ``needs_cuda``, ``torch.cuda`` works when this is called."""

@@ -53,6 +53,8 @@ class Mutations:
         "every pinned buffer that is reused early is noticed"
     )
     needs_cuda: bool = True
+    # The sync edges are made outside of graphs, and are the same with them; what a graph holds has none.
+    takes_graphs: bool = False
 
     def check(self, scenario: Scenario) -> Outcome:
         """Kill them all."""

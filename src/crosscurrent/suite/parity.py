@@ -26,11 +26,13 @@ from crosscurrent.trace.simulate import active
 @dataclass(frozen=True)
 class Parity:
     """Two batches with the flag off and on; the scenario's quantizer first stores KV checkpoints, then
-    layer inputs."""
+    layer inputs. A scenario with graphs has them with the flag on only, and each batch twice, since work is
+    captured when it comes again."""
 
     name: str = "parity"
     claim: str = "with async_cpu_transfer off and on, losses, gradients and replay logs are the same bits"
     needs_cuda: bool = True
+    takes_graphs: bool = True
 
     def check(self, scenario: Scenario) -> Outcome:
         """Compare to the bit."""
@@ -51,15 +53,15 @@ def _dtypes() -> tuple[torch.dtype, ...]:
 def _measure(scenario: Scenario, dtype: torch.dtype, grad: GradientArgs) -> list[Measurement]:
     with deterministic():
         parts = make_parts(dtype=dtype, device="cuda")
-        return measure(
-            LongContextGradientModel(*parts, cache=cache_config(scenario), grad=grad), make_batches()
-        )
+        batches = make_batches() * (2 if scenario.graphs else 1)
+        return measure(LongContextGradientModel(*parts, cache=cache_config(scenario), grad=grad), batches)
 
 
 def _args(scenario: Scenario, what: str, *, flag: bool) -> GradientArgs:
+    graphs = flag and scenario.graphs
     if what == "kv_checkpoints":
-        return gradient_args(kv_checkpoints=scenario.quantizer, pinned=True, flag=flag)
-    return gradient_args(layer_inputs=scenario.quantizer, pinned=True, flag=flag)
+        return gradient_args(kv_checkpoints=scenario.quantizer, pinned=True, flag=flag, graphs=graphs)
+    return gradient_args(layer_inputs=scenario.quantizer, pinned=True, flag=flag, graphs=graphs)
 
 
 def first_difference(off: list[Measurement], on: list[Measurement]) -> str | None:

@@ -48,6 +48,7 @@ class RaceFreedom:
     name: str = "races"
     claim: str = "with async_cpu_transfer on nothing races, and forward and backward never make the host wait"
     needs_cuda: bool = True
+    takes_graphs: bool = True
 
     def check(self, scenario: Scenario) -> Outcome:
         """Watch both batches, twice: some errors only show when buffers are used again."""
@@ -55,7 +56,11 @@ class RaceFreedom:
             *make_parts(dtype=torch.float32, device="cuda"),
             cache=cache_config(scenario),
             grad=gradient_args(
-                layer_inputs=scenario.quantizer, kv_checkpoints=scenario.quantizer, pinned=True, flag=True
+                layer_inputs=scenario.quantizer,
+                kv_checkpoints=scenario.quantizer,
+                pinned=True,
+                flag=True,
+                graphs=scenario.graphs,
             ),
         )
         with watch(trace=True) as seen:

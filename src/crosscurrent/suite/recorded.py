@@ -81,7 +81,13 @@ def make_model(
     return LongContextGradientModel(
         *make_parts(dtype=torch.float32, device="cuda"),
         cache=cache_config(scenario),
-        grad=gradient_args(layer_inputs=quantizer, kv_checkpoints=quantizer, pinned=True, flag=flag),
+        grad=gradient_args(
+            layer_inputs=quantizer,
+            kv_checkpoints=quantizer,
+            pinned=True,
+            flag=flag,
+            graphs=scenario.graphs,
+        ),
     )
 
 

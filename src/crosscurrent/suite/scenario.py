@@ -19,16 +19,23 @@ class Scenario:
     """How the cache decides what to forget."""
     quantizer: str
     """How checkpoints (and, where a layer says so, the cache itself) are stored."""
+    graphs: bool = False
+    """Whether the work of a row's layers is issued as CUDA graphs."""
 
     @property
     def name(self) -> str:
         """What people read in a table."""
-        return f"{self.policy}, {self.quantizer}"
+        return f"{self.policy}, {self.quantizer}{', graphs' if self.graphs else ''}"
 
     @property
     def cache_name(self) -> str:
         """The name of a cache of this policy that stores its entries with this quantizer."""
         return f"{self.policy}-{self.quantizer}"
+
+
+WITH_GRAPHS = tuple(Scenario(policy=policy, quantizer="default", graphs=True) for policy in POLICIES)
+"""What a run over everything asks in addition, of the layers that look at graphs. Graphs are made of what a
+row's layers compute, which is the same with every quantizer of checkpoints."""
 
 
 def scenarios(*, everything: bool = False) -> tuple[Scenario, ...]:

@@ -24,6 +24,7 @@ class Schedules:
         "run again in program order the recorded bits come back, and so they do in every other schedule tried"
     )
     needs_cuda: bool = True
+    takes_graphs: bool = True
 
     def check(self, scenario: Scenario) -> Outcome:
         """Record, then run again."""

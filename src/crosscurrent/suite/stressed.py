@@ -4,6 +4,9 @@ On a real GPU every seed is a run with other delays. On simulated CUDA the run w
 once, and every seed is other schedules of that trace: the one that the same delays would lead to, and one of
 the explorer's own of the same kind. Between the batches the host waits for nothing, as in training: what only
 shows in the second batch would be hidden by a wait.
+
+With CUDA graphs, delays on a GPU reach what is issued outside of graphs: the transfers, and what `main` does
+between launches. A recorded trace has every op that a launch runs, and other schedules move each of them.
 """
 
 from __future__ import annotations
@@ -83,9 +86,10 @@ class GradientCase:
 
     def args(self, *, flag: bool) -> GradientArgs:
         """The gradient's options."""
+        quantizer, graphs = self.scenario.quantizer, flag and self.scenario.graphs
         if self.checkpoints == "kv_checkpoints":
-            return gradient_args(kv_checkpoints=self.scenario.quantizer, pinned=True, flag=flag)
-        return gradient_args(layer_inputs=self.scenario.quantizer, pinned=True, flag=flag)
+            return gradient_args(kv_checkpoints=quantizer, pinned=True, flag=flag, graphs=graphs)
+        return gradient_args(layer_inputs=quantizer, pinned=True, flag=flag, graphs=graphs)
 
     def model(self, *, flag: bool) -> LongContextGradientModel:
         """A new model; always the same parameters."""

@@ -55,11 +55,20 @@ class Result:
     seconds: float
 
 
+def questions(layers: Sequence[Layer], scenarios: Sequence[Scenario]) -> list[tuple[Layer, Scenario]]:
+    """Every layer with every scenario in which it is to be asked."""
+    return [
+        (layer, scenario)
+        for layer in layers
+        for scenario in scenarios
+        if layer.takes_graphs or not scenario.graphs
+    ]
+
+
 def run(layers: Sequence[Layer], scenarios: Sequence[Scenario], cuda: Cuda) -> Iterator[Result]:
     """Ask every layer of every scenario; a result comes as soon as it is known."""
-    for layer in layers:
-        for scenario in scenarios:
-            yield _result(layer, scenario, cuda)
+    for layer, scenario in questions(layers, scenarios):
+        yield _result(layer, scenario, cuda)
 
 
 def run_spread(
@@ -77,9 +86,8 @@ def run_spread(
     )
     waiting: dict[Future[Result], tuple[Layer, Scenario]] = {}
     try:
-        for layer in reversed(layers):
-            for scenario in scenarios:
-                waiting[executor.submit(_result, layer, scenario, cuda)] = layer, scenario
+        for layer, scenario in questions(layers[::-1], scenarios):
+            waiting[executor.submit(_result, layer, scenario, cuda)] = layer, scenario
         for done in as_completed(waiting):
             yield _result_of(done, *waiting.pop(done))
         executor.shutdown()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -87,3 +89,139 @@ def test_trace_has_the_replays_and_not_the_capture(machine: Any) -> None:
     assert names == ["zeros", "add_", "mul", "add_", "mul", "fill_"]
     temporary = next(record for record in records if isinstance(record, Alloc) and not record.fresh)
     assert temporary.block not in {record.block for record in records if isinstance(record, Free)}
+
+
+def in_a_thread(do: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=do)
+    thread.start()
+    thread.join()
+
+
+def while_capturing(do: Callable[[], Any]) -> None:
+    """Capture a graph, and let another thread ``do`` something in the middle of it."""
+    x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin(capture_error_mode="thread_local")
+        x.add_(1)
+        in_a_thread(do)
+        x.mul_(2)
+        graph.capture_end()
+
+
+def op_of_another_thread(fixed: bool) -> None:
+    x, side = torch.ones(4, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+
+    def change() -> None:
+        with torch.cuda.stream(side):
+            x.add_(1)
+
+    while_capturing(change)
+    if fixed:
+        torch.cuda.current_stream().wait_stream(side)
+    x.add_(1)
+    torch.cuda.synchronize()
+
+
+def result_of_another_thread(fixed: bool) -> None:
+    side, made = torch.cuda.Stream(), []
+
+    def make() -> None:
+        with torch.cuda.stream(side):
+            made.append(torch.zeros(4, device="cuda"))
+
+    while_capturing(make)
+    if fixed:
+        torch.cuda.current_stream().wait_stream(side)
+    made[0].add_(1)
+    torch.cuda.synchronize()
+
+
+def event_of_another_thread(fixed: bool) -> None:
+    x, side, event = torch.ones(4, device="cuda"), torch.cuda.Stream(), torch.cuda.Event()
+    torch.cuda.synchronize()
+
+    def change() -> None:
+        with torch.cuda.stream(side):
+            if not fixed:
+                event.record()
+            x.add_(1)
+            if fixed:
+                event.record()
+
+    while_capturing(change)
+    torch.cuda.current_stream().wait_event(event)
+    x.add_(1)
+    torch.cuda.synchronize()
+
+
+def free_of_another_thread(fixed: bool) -> None:
+    """What is given back meanwhile may be handed out as soon as the capture is over, and is no graph's."""
+    box, side = [torch.ones(4, device="cuda")], torch.cuda.Stream()
+    torch.cuda.synchronize()
+
+    def read() -> None:
+        with torch.cuda.stream(side):
+            box[0].sum()
+        if fixed:
+            box[0].record_stream(side)
+        box.clear()
+
+    while_capturing(read)
+    torch.zeros(4, device="cuda")
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("runner", ["run", "run_by_callbacks"])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize(
+    "program",
+    [op_of_another_thread, result_of_another_thread, event_of_another_thread, free_of_another_thread],
+)
+def test_other_streams_go_on_during_a_capture(
+    request: Any, runner: str, program: Callable[[bool], None], fixed: bool
+) -> None:
+    if runner == "run_by_callbacks" and torch.cuda.is_available():
+        runner = "run"  # the callbacks are real there
+    watch = request.getfixturevalue(runner)(program, fixed)
+    assert len(watch.findings) == (not fixed), watch.report()
+    assert [record.index for record in watch.records] == list(range(len(watch.records)))
+
+
+def test_streams_that_wait_for_a_capture_take_part_in_it(machine: Any) -> None:
+    with machine(), crosscurrent.watch(trace=True) as watch:
+        tracer = watch.tracer
+        x, y = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+        main, side, other = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()
+        tracer.capture_started()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            x.add_(1)
+        with torch.cuda.stream(other):
+            y.mul_(2)
+        main.wait_stream(side)
+        graph = tracer.capture_ended()
+    assert [op.name.split(".")[1] for op in graph] == ["add_"]
+    names = [record.name.split(".")[1] for record in watch.records if isinstance(record, Op)]
+    assert names == ["zeros", "zeros", "mul_"]
+
+
+def test_memory_older_than_the_watch_is_no_memory_of_the_graph(machine: Any) -> None:
+    with machine():
+        x = torch.zeros(4, device="cuda")
+        with crosscurrent.watch(trace=True) as watch:
+            watch.tracer.capture_started()
+            x.add_(1)
+            watch.tracer.capture_ended()
+            del x
+            torch.empty(4, device="cuda")
+    assert [type(record) for record in watch.records] == [Alloc, Free, Alloc, Free]
+
+
+def test_end_of_a_capture_that_began_before_the_watch(machine: Any) -> None:
+    with machine(), crosscurrent.watch(trace=True) as watch:
+        torch.zeros(4, device="cuda")
+        assert watch.tracer.capture_ended() is None
+        torch.zeros(4, device="cuda")
+    assert [record.index for record in watch.records] == list(range(len(watch.records)))

@@ -83,7 +83,6 @@ class Recorder:
     # Quicker than the dictionary of an instance, which every op would be looking things up in.
     __slots__ = (
         "_blocks",
-        "_captured",
         "_closed",
         "_current_stream",
         "_dead",
@@ -145,8 +144,8 @@ class Recorder:
         self._recorded_at: dict[int, tuple[int, int]] = {}
         self._closed = False
         self._on_death = self._died
-        self._captured: list[Record] = []
-        self._outside: tuple[Callable[[Record], None], int] = (self._sink, 0)
+        # The sink of all that is not captured, while something is.
+        self._outside = self._sink
         # The stream that was asked for last, and its lane.
         self._last_device = -1
         self._last_stream = -1

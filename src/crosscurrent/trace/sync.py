@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from torch import Tensor
 
+from crosscurrent.trace.captures import Capture
 from crosscurrent.trace.memory import Block
 from crosscurrent.trace.recorder import DEFAULT_STREAM, Captured, Environment, Recorder
 from crosscurrent.trace.records import (
@@ -18,14 +19,12 @@ from crosscurrent.trace.records import (
     NO_EVENT,
     Access,
     Alloc,
-    Free,
     HostWait,
     MemoryKind,
     Op,
     Record,
     RecordEvent,
     Region,
-    Unknown,
     UseStream,
     WaitEvent,
 )
@@ -34,12 +33,13 @@ from crosscurrent.trace.records import (
 class SyncTaps(Recorder):
     """The taps that are not about ops. All may be called from any thread."""
 
-    __slots__ = ("_pools",)
+    __slots__ = ("_captures", "_pools")
 
     def __init__(
         self, environment: Environment, sinks: Sequence[Callable[[Record], None]], *, full_stack: bool = False
     ) -> None:
         super().__init__(environment, sinks, full_stack=full_stack)
+        self._captures: list[Capture] = []
         self._pools: dict[Hashable, int] = {}
 
     # -- synchronization ---------------------------------------------------------------------------
@@ -122,30 +122,36 @@ class SyncTaps(Recorder):
     # -- graphs --------------------------------------------------------------------------------------
 
     def capture_started(self) -> None:
-        """From now on ops are captured into a graph, and do not run."""
+        """From now on what this thread's current stream is given goes into a graph, and does not run."""
         with self._lock:
             self.begin()
-            self._outside = (self._sink, self._index)
-            self._captured = []
-            self._sink = self._captured.append
+            if not self._captures:
+                self._outside, self._sink = self._sink, self._captured_or_not
+            self._captures.append(Capture(self.lane(self.environment.current_device())))
 
-    def capture_ended(self) -> Captured:
-        """The capture is over; gives what each replay does."""
+    def capture_ended(self) -> Captured | None:
+        """The capture is over; gives what each replay does, or None if its beginning was not seen."""
         with self._lock:
             self.begin()
-            captured = self._captured
-            self._sink, self._index = self._outside
-            made = {record.block for record in captured if isinstance(record, Alloc)}
-            for record in captured:
+            lane = self.lane(self.environment.current_device())
+            capture = next((each for each in self._captures if each.lane == lane), None)
+            if capture is None:
+                return None
+            self._captures.remove(capture)
+            if not self._captures:
+                self._sink = self._outside
+            for record in capture.records:
                 if isinstance(record, Alloc):
                     self.put(Alloc, *record._replace(fresh=False)[1:])
-                elif isinstance(record, Free) and record.block not in made:
-                    self.put(Free, *record[1:])
-                elif isinstance(record, Unknown):
-                    self.put(Unknown, *record[1:])
             for block in self._blocks.values():
-                block.private = block.private or block.index in made
-            return tuple(record for record in captured if isinstance(record, Op))
+                block.private = block.private or block.index in capture.blocks
+            return tuple(record for record in capture.records if isinstance(record, Op))
+
+    def _captured_or_not(self, record: Record) -> None:
+        if any(capture.takes(record) for capture in self._captures):
+            self._index -= 1  # it has no place in the trace
+        else:
+            self._outside(record)
 
     def replayed(self, captured: Captured, device: int, after: int | None = None) -> int:
         """A graph was launched: its accesses, in the order of their capture, on the current stream.

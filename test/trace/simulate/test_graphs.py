@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from crosscurrent.trace.simulate import Simulation
 
@@ -43,6 +44,22 @@ def test_tracers_hear_of_replays_on_the_replaying_stream(simulation: Simulation,
     assert listener.ops()[2:] == [("mul", 0), ("sin_", 0)]
     # A graph that is launched again starts after its launch before.
     assert (stream.stream_id, 0) in listener.orders()
+
+
+def test_a_graph_keeps_no_node_of_autograd_alive(simulation: Simulation) -> None:
+    """It would run on the stream of the capture, long after that is over."""
+    leaf = torch.ones(3, device="cuda", requires_grad=True)
+    leaf.grad = torch.zeros_like(leaf)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        doubled = leaf * 2
+        get_gradient_edge(leaf).node.metadata["captured"] = True
+        doubled.sum().backward()
+    assert "captured" in get_gradient_edge(leaf).node.metadata
+    del doubled
+    assert "captured" not in get_gradient_edge(leaf).node.metadata
+    graph.replay()
+    assert leaf.grad.tolist() == [2.0] * 3
 
 
 def test_branches_have_lanes_of_their_own(simulation: Simulation, listener: Any) -> None:

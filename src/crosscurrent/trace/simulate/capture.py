@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, UntypedStorage
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from crosscurrent.trace.simulate.plans import WAITING
 from crosscurrent.trace.simulate.queues import Queue
@@ -97,7 +97,7 @@ class Capture:
         for tensor in fresh:
             self._made[storage_key(tensor)] = tensor.untyped_storage()
         if fresh or written:
-            self.steps.append(Call(queue, func, plan, args, kwargs, out))
+            self.steps.append(Call(queue, func, plan, *tree_map(_plain, (args, kwargs, out))))
             self._advance(queue)
         return out
 
@@ -209,6 +209,14 @@ class Captures:
 def storage_key(tensor: Tensor) -> int:
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+def _plain(value: Any) -> Any:
+    """A tensor without what autograd knows of it: on a GPU a graph keeps addresses, and no node alive."""
+    if not isinstance(value, Tensor):
+        return value
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        return value.detach()
 
 
 def _all_bytes(storage: UntypedStorage) -> Tensor:

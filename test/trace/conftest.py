@@ -92,12 +92,16 @@ class _DrivenSource(CudaSource):
 
 @pytest.fixture
 def run_by_callbacks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., crosscurrent.Watch]:
-    """Run a program under the taps for a real GPU; gives the watch."""
+    """Run a program under the taps for a real GPU, and something ``before`` the watch; gives the watch."""
 
     def run(
-        program: Callable[..., Any], *args: Any, entered: Callable[[crosscurrent.Watch], None] | None = None
+        program: Callable[..., Any],
+        *args: Any,
+        before: Callable[[], None] = lambda: None,
+        entered: Callable[[crosscurrent.Watch], None] | None = None,
     ) -> crosscurrent.Watch:
         with crosscurrent.simulate() as simulation:
+            before()
             source = _DrivenSource(simulation)
             monkeypatch.setattr("crosscurrent.races.watch._source", lambda: (source, source.environment))
             with crosscurrent.watch(trace=True) as watch:

@@ -39,7 +39,11 @@ def test_the_gradient_gives_the_same_bits_in_other_schedules() -> None:
 
 @pytest.mark.parametrize(
     ("where", "scenario"),
-    [("Outgoing.send", LASTREC), ("Incoming.receive", LASTREC), ("Outgoing.send", WITH_GRAPHS[0])],
+    [
+        ("Outgoing.send", LASTREC),
+        ("Incoming.receive", LASTREC),
+        pytest.param("Outgoing.send", WITH_GRAPHS[0], marks=pytest.mark.simulation),
+    ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_without_a_wait_it_does_not(where: str, scenario: Scenario) -> None:
@@ -54,7 +58,12 @@ def test_without_a_wait_it_does_not(where: str, scenario: Scenario) -> None:
 
 @pytest.mark.stress
 @pytest.mark.parametrize(
-    "scenario", [*scenarios(everything=True), *WITH_GRAPHS], ids=lambda scenario: scenario.name
+    "scenario",
+    [
+        *scenarios(everything=True),
+        *(pytest.param(each, marks=pytest.mark.simulation) for each in WITH_GRAPHS),
+    ],
+    ids=lambda scenario: scenario.name,
 )
 def test_the_layer_holds(scenario: Scenario) -> None:
     outcome = Schedules().check(scenario)

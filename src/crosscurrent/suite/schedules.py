@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from crosscurrent.schedules import PCT, LatestAndEarliest, Program, RandomWalk, Replayer, explore
 from crosscurrent.suite.experiment import make_batches
 from crosscurrent.suite.layer import Outcome
 from crosscurrent.suite.recorded import make_model, record
 from crosscurrent.suite.scenario import Scenario
+from crosscurrent.trace.simulate import active
 
 RANDOM = 6
 """Random schedules, and as many of PCT, for each choice of memory. ``crosscurrent stress`` tries more."""
@@ -24,7 +27,11 @@ class Schedules:
         "run again in program order the recorded bits come back, and so they do in every other schedule tried"
     )
     needs_cuda: bool = True
-    takes_graphs: bool = True
+
+    @property
+    def takes_graphs(self) -> bool:
+        """On simulated CUDA. On a GPU no values can be kept while a graph is captured: they are not there."""
+        return not torch.cuda.is_available() or active() is not None
 
     def check(self, scenario: Scenario) -> Outcome:
         """Record, then run again."""

@@ -207,6 +207,41 @@ def test_streams_that_wait_for_a_capture_take_part_in_it(machine: Any) -> None:
     assert names == ["zeros", "zeros", "mul_"]
 
 
+class Observer:
+    """Notes the calls that it is shown."""
+
+    def __init__(self) -> None:
+        self.before: list[str] = []
+        self.after: list[str] = []
+
+    def before_call(self, func: Any, args: Any, kwargs: Any) -> None:
+        self.before.append(func.__name__)
+
+    def after_call(self, records: Any, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        self.after.append(func.__name__)
+
+
+@pytest.mark.simulation  # on a GPU the callbacks are real
+@pytest.mark.parametrize("fixed", [False, True])
+def test_replays_race_although_there_are_observers(run_by_callbacks: Any, fixed: bool) -> None:
+    def program() -> None:
+        x, graph, side = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.graph(graph):
+            x.add_(1)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            graph.replay()
+        if fixed:
+            torch.cuda.current_stream().wait_stream(side)
+        x.mul_(2)
+        torch.cuda.synchronize()
+
+    observer = Observer()
+    watch = run_by_callbacks(program, entered=lambda watch: watch.tracer.observers.append(observer))
+    assert observer.before == observer.after == ["ones.default", "mul_.Tensor"]
+    assert len(watch.findings) == (not fixed), watch.report()
+
+
 def test_memory_older_than_the_watch_is_no_memory_of_the_graph(machine: Any) -> None:
     with machine():
         x = torch.zeros(4, device="cuda")

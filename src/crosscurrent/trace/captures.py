@@ -19,7 +19,7 @@ class Capture:
         self.records: list[Record] = []
         self.blocks: set[int] = set()
         """Blocks of the graph's own."""
-        self._lanes = {lane}
+        self.lanes = {lane}
         self._events: set[int] = set()
 
     def takes(self, record: Record) -> bool:
@@ -32,21 +32,21 @@ class Capture:
     def _is_mine(self, record: Record) -> bool:
         match record:
             case Op():
-                return record.lane in self._lanes
+                return record.lane in self.lanes
             case Alloc():
-                if not record.fresh or record.lane not in self._lanes:
+                if not record.fresh or record.lane not in self.lanes:
                     return False
                 self.blocks.add(record.block)
             case Free() | UseStream():
                 return record.block in self.blocks
             case RecordEvent():
-                if record.lane not in self._lanes:
+                if record.lane not in self.lanes:
                     return False
                 self._events.add(record.event)
             case WaitEvent():
                 if record.event not in self._events:
-                    return record.lane in self._lanes
-                self._lanes.add(record.lane)
+                    return record.lane in self.lanes
+                self.lanes.add(record.lane)
             case DropEvent():
                 return record.event in self._events
             case _:

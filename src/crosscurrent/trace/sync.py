@@ -147,6 +147,14 @@ class SyncTaps(Recorder):
                 block.private = block.private or block.index in capture.blocks
             return tuple(record for record in capture.records if isinstance(record, Op))
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether what this thread's current stream is given goes into a graph."""
+        if not self._captures:
+            return False
+        lane = self.lane(self.environment.current_device())
+        return any(lane in capture.lanes for capture in self._captures)
+
     def _captured_or_not(self, record: Record) -> None:
         if any(capture.takes(record) for capture in self._captures):
             self._index -= 1  # it has no place in the trace

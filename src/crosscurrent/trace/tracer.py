@@ -29,7 +29,10 @@ _WRITE = int(Use.WRITE)
 
 
 class CallObserver(Protocol):
-    """Sees every call with its values, before and after; for those who run a trace again."""
+    """Sees every call with its values, before and after; for those who run a trace again.
+
+    Calls that only go into a graph have no values, and are not shown.
+    """
 
     def before_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The op is about to run."""
@@ -55,6 +58,9 @@ class Tracer(Gatherer):
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An op is about to run (needed only while there are observers)."""
+        with self._lock:
+            if self.is_capturing:
+                return
         for observer in self.observers:
             observer.before_call(func, args, kwargs)
 
@@ -75,7 +81,7 @@ class Tracer(Gatherer):
             if self._dead:
                 self.bury()
             self.site = self.sites.here(3)
-            if self.observers:
+            if self.observers and not self.is_capturing:
                 self._observed(plan.sign, func, args, kwargs, out)
                 return
             try:

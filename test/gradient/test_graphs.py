@@ -149,6 +149,29 @@ def test_inputs_may_be_reused_when_they_were_read(made: Graphs) -> None:
         assert y.tolist() == [2 * number] * 3
 
 
+def test_anomaly_detection_sees_the_work_itself(made: Graphs) -> None:
+    """It reads what each function gave. What was captured before is there again when it is off."""
+    work = Doubling()
+    for detect, calls in ((False, 1), (True, 2), (True, 3), (False, 4), (True, 5), (False, 5)):
+        with torch.autograd.set_detect_anomaly(detect):
+            x = ones(3).requires_grad_()
+            (y,) = made.call("key", work, x)
+            assert work.calls == calls
+        assert y.tolist() == [2] * 3
+
+
+def test_a_backward_pass_under_anomaly_detection(build: Build, batch: Batch, grads: Grads) -> None:
+    ids, targets = on_device(batch(25))
+    model = build(num_layers=2, dtype=torch.float32, grad=GRAPHS).to(DEVICE)
+    found = []
+    for detect in (False, True, True, False):
+        model.zero_grad()
+        with torch.autograd.set_detect_anomaly(detect):
+            model(ids, targets).backward()
+        found.append(grads(model))
+    assert all(torch.equal(found[0][name], other[name]) for other in found[1:] for name in found[0])
+
+
 def test_lengths_without_end_are_issued(made: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_MOST_GRAPHS", 2)
     counts = {}

@@ -44,7 +44,8 @@ class GradientArgs:
     cuda_graphs: bool = False
     """Issue the work of a row's layers as CUDA graphs, each captured when it comes for the second time: one
     launch in place of a hundred, where the host is what a step waits for. Takes device memory that stays
-    from step to step. It changes how work is issued, never what is computed."""
+    from step to step. It changes how work is issued, never what is computed. Hooks of the layers' modules run
+    only while work is issued or captured, and under `torch.autograd.detect_anomaly` all of it is issued."""
 
     nan_guard: bool = False
     """Raise FloatingPointError when a parameter or a gradient holds NaN or infinity. The host then waits for

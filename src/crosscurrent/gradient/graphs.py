@@ -133,11 +133,13 @@ class Graphs:
 
         `when_read` is called when all that reads the inputs has been issued.
         """
-        graph = self._graphs.get(key) if self._enabled else None
+        # Anomaly detection reads what each function gave, which a launch does not show.
+        enabled = self._enabled and not torch.is_anomaly_enabled()
+        graph = self._graphs.get(key) if enabled else None
         if graph is None:
             outputs = work(*inputs)
             when_read()
-            if self._enabled and len(self._graphs) < _MOST_GRAPHS:
+            if enabled and len(self._graphs) < _MOST_GRAPHS:
                 self._graphs[key] = _Graph(self._find_places("in", inputs), self._find_places("out", outputs))
             return outputs
         copy_all(graph.inputs, inputs)

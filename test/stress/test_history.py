@@ -154,7 +154,8 @@ def test_the_delay_meets_its_target() -> None:
     config = DelayConfig(how=How.DIRECTED, target=Target.of(finding), delay_us=1.0)
     with delays(config) as delayed:
         steps(make_model(LASTREC), _tokens())
-    assert 0 < delayed.num_delayed < delayed.num_ops / 100
+    # Of about a thousand ops, those that leave from that call: a copy for each checkpoint.
+    assert 0 < delayed.num_delayed < delayed.num_ops / 50
 
 
 def test_the_code_as_it_is_stands_a_delay() -> None:

@@ -188,7 +188,8 @@ class LongContextGradientModel(nn.Module):
         What trains may have changed since the call was made: its backward pass goes by both.
         """
         parameters = [(p.data_ptr(), p.dtype, p.requires_grad) for p in self.parameters()]
-        return call.fmt.shapes, call.trains, parameters, self.gpt_model.training, choice_of_kernels()
+        training = [module.training for module in self.modules()]
+        return call.fmt.shapes, call.trains, parameters, training, choice_of_kernels()
 
     @contextmanager
     def _lanes_open(self, call: Call) -> Iterator[Lanes]:

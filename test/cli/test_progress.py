@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,3 +81,13 @@ def test_nothing_moves_where_it_is_not_wanted(
         shown = _on_a_terminal(words, NO_COLOR=no_color)
     assert "left" not in shown
     assert shown.splitlines()[0] == "program order: the recorded values"
+
+
+def test_a_check_counts_the_reports_that_it_writes(program: str, tmp_path: Path) -> None:
+    script = str(Path(program).with_name("long.py"))
+    files = ["--advice", "--json", "a.json", "--html", "a.html", "--perfetto", "a.trace"]
+    paths = [str(tmp_path / word) if "." in word else word for word in files]
+    shown = _on_a_terminal(["check", *SIMULATE, *paths, script])
+    assert re.search(r"report \S+ +4/4", shown)
+    # There is nothing to wait for with a report that is only shown.
+    assert "gone," not in _on_a_terminal(["check", *SIMULATE, script])

@@ -7,13 +7,14 @@ import shlex
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
 from crosscurrent.cli.arguments import command_parser
-from crosscurrent.cli.console import error_output
+from crosscurrent.cli.console import error_output, progress
 from crosscurrent.cli.exits import ExitCode, WrongUseError
 from crosscurrent.cli.files import result_files, write_json
 from crosscurrent.cli.proof import Proof, proof_as_json
@@ -21,7 +22,7 @@ from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script, add_progra
 from crosscurrent.cli.script import run as run_script
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from crosscurrent.races.watch import Watch
     from crosscurrent.report.document import Report, Verdict
@@ -88,20 +89,28 @@ def run(arguments: Namespace) -> int:
             proof.remarks += ending.remarks
             code = _exit_code(watch, ending, proof)
             findings = proof.findings(watch)
-            if files.json is not None:
-                document = _as_json(watch, script, ending, code, arguments)
-                write_json(files.json, document | proof_as_json(document, findings, proof))
-            report = report_of(
-                watch,
-                title=" ".join([script.program, *script.arguments]),
-                simulated=arguments.simulate,
-                traced=traced,
-                command=_command(arguments),
-                advise=arguments.advice,
-            )
-            report = replace(
-                report, verdict=_verdict(code), findings=tuple(findings), replay=proof.replay_command
-            )
+            bar = progress()
+            # The report in the terminal alone is there at once.
+            bar.disable |= not (files.num_written or arguments.advice)
+            with bar:
+                task = bar.add_task("report", total=files.num_written + 1)
+                if files.json is not None:
+                    document = _as_json(watch, script, ending, code, arguments)
+                    write_json(files.json, document | proof_as_json(document, findings, proof))
+                    bar.advance(task)
+                report = report_of(
+                    watch,
+                    title=" ".join([script.program, *script.arguments]),
+                    simulated=arguments.simulate,
+                    traced=traced,
+                    command=_command(arguments),
+                    advise=arguments.advice,
+                )
+                bar.advance(task)
+                report = replace(
+                    report, verdict=_verdict(code), findings=tuple(findings), replay=proof.replay_command
+                )
+                _write(report, files, partial(bar.advance, task))
             _show(report, ending, files, proof.remarks)
             return code
 
@@ -123,6 +132,11 @@ class _Files:
     html: Path | None
     perfetto: Path | None
     program: Path | None
+
+    @property
+    def num_written(self) -> int:
+        """Reports that are written to files."""
+        return sum(path is not None for path in (self.json, self.html, self.perfetto))
 
     @classmethod
     def of(cls, arguments: Namespace, script: Script) -> _Files:
@@ -155,15 +169,23 @@ def _enter(
     return contexts.enter_context(crosscurrent.watch(trace=traced, full_stack=arguments.full_stack)), None
 
 
-def _show(report: Report, ending: Ending, files: _Files, remarks: Sequence[str]) -> None:
-    """Write the report everywhere it is wanted."""
-    from crosscurrent.report import html, perfetto, text
+def _write(report: Report, files: _Files, advance: Callable[[], None]) -> None:
+    """Write the report to the files where it is wanted."""
+    from crosscurrent.report import html, perfetto
 
     if files.html is not None:
         html.write(report, files.html)
+        advance()
     if files.perfetto is not None and report.records:
         perfetto.write(report, files.perfetto)
-    elif files.perfetto is not None:
+        advance()
+
+
+def _show(report: Report, ending: Ending, files: _Files, remarks: Sequence[str]) -> None:
+    """Show the report in the terminal."""
+    from crosscurrent.report import text
+
+    if files.perfetto is not None and not report.records:
         remarks = [*remarks, f"nothing was written to {files.perfetto}: the program did nothing to be seen"]
     flush_output()
     text.show(report, error_output())

@@ -155,6 +155,10 @@ class UsualOps(SyncTaps):
                     return -1
                 device = on
                 lane = self.lane(device)
+            key: Any = (result.shape, result.stride(), result.storage_offset(), result.dtype)
+            if key != plan.key:
+                plan.layout = self.layouts.known.get(key) or self.layouts.learn(key)
+                plan.key = key
             block = blocks[cdata] = Block(storage, self._on_death)
             block.cdata = cdata
             block.index = number = self._num_blocks
@@ -165,11 +169,7 @@ class UsualOps(SyncTaps):
             block.nbytes = nbytes = storage.nbytes()
             block.private = False
             block.uses = None
-            key: Any = (result.shape, result.stride(), result.storage_offset(), result.dtype)
             block.shape, block.strides, block.offset, block.dtype = key
-            if key != plan.key:
-                plan.key = key
-                plan.layout = self.layouts.known.get(key) or self.layouts.learn(key)
             region, shape, dtype = plan.layout
             if nbytes:
                 index = self._index
@@ -186,8 +186,9 @@ class UsualOps(SyncTaps):
     def _lay(self, block: Block, tensor: Tensor) -> None:
         """Keep the layout of a tensor, and the accesses that ops make to it, with its block."""
         key: Any = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        layout = self.layouts.known.get(key) or self.layouts.learn(key)
         block.shape, block.strides, block.offset, block.dtype = key
-        self._access(block, self.layouts.known.get(key) or self.layouts.learn(key))
+        self._access(block, layout)
 
     def _access(self, block: Block, layout: Layout) -> None:
         region, shape, dtype = layout

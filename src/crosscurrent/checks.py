@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from pathlib import Path
+from typing import SupportsIndex
 
 
 def whole_number(name: str, value: object, *, least: int | None = None, unit: str = "") -> int:
@@ -13,9 +15,9 @@ def whole_number(name: str, value: object, *, least: int | None = None, unit: st
     """
     expected = "a whole number" if least is None else f"a whole number of at least {least}{unit}"
     # True is 1 to Python; whoever says devices=True means something else.
-    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"{name} must be {expected}, got {value!r} ({type(value).__name__})")
-    number = int(value.__index__())  # type: ignore[attr-defined]
+    number = operator.index(value)
     if least is not None and number < least:
         raise ValueError(f"{name} must be at least {least}{unit}, got {number}")
     return number

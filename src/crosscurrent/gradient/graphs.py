@@ -42,7 +42,6 @@ T = TypeVar("T")
 _MOST_GRAPHS = 1024
 """Lengths that are all different would make graphs without end. Later keys are issued op by op."""
 
-
 _MOST_RECALLED = 64
 """Of tensors that are small."""
 

@@ -77,6 +77,32 @@ def test_graphs_that_share_a_pool(request: Any, runner: str, share: bool, wait: 
     assert len(watch.findings) == (share and not wait), watch.report()
 
 
+def capture_in(pool: Any = None) -> torch.cuda.CUDAGraph:
+    """A graph whose work keeps nothing."""
+    x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin(pool=pool)
+        x.mul_(2)
+        graph.capture_end()
+    return graph
+
+
+def test_a_pool_goes_with_the_last_of_its_graphs(machine: Any) -> None:
+    with machine():
+        first = capture_in()
+        pool = first.pool()
+        second = capture_in(pool)
+        assert second.pool() == pool
+        del first
+        third = capture_in(pool)
+        third.reset()
+        del second
+        with pytest.raises(RuntimeError, match=r"use_count > 0 INTERNAL ASSERT FAILED"):
+            capture_in(pool)
+        torch.cuda.empty_cache()
+        assert capture_in(pool).pool() == pool
+
+
 def test_ordered_replays_do_not_race(machine: Any) -> None:
     assert captured_ops(machine, wait=True).findings == []
 

@@ -12,16 +12,18 @@ a lane of its own, which nothing outside of the graph can be ordered with. The s
 first becomes the replaying stream. A graph starts only after its previous launch is done.
 
 Here every graph has memory of its own. Where graphs share a pool on a GPU, what one has freed serves the
-next; so that launches of them which nothing orders are seen, each tells tracers that it uses the pool.
+next; so that launches of them which nothing orders are seen, each tells tracers that it uses the pool. A pool
+goes with the last of its graphs; PyTorch's allocator does not take its handle again.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -35,11 +37,27 @@ from crosscurrent.trace.simulate.streams import Event
 if TYPE_CHECKING:
     from crosscurrent.trace.simulate.simulation import Simulation
 
-_pools = itertools.count(1)
+_handles = itertools.count(1)
 _branches = itertools.count(1)
-_captures_in: Counter[tuple[int, int]] = Counter()
-"""Captures by memory pool."""
 _NOTHING_TO_DO = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
+
+
+class _Pool:
+    """The memory that graphs share."""
+
+    def __init__(self) -> None:
+        self.num_captures = 0
+        self.graphs: WeakSet[GraphMethods] = WeakSet()
+        self.is_held = False
+        """Whether a capture in it ended in an error: PyTorch goes on counting that one."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the last of its graphs went."""
+        return self.num_captures > 0 and not self.graphs and not self.is_held
+
+
+_pools: defaultdict[tuple[int, int], _Pool] = defaultdict(_Pool)
 
 
 class GraphMethods:
@@ -78,8 +96,14 @@ class GraphMethods:
             )
         if queue.capture is not None:
             raise torch.AcceleratorError("CUDA error: this stream is being captured already")
+        if pool is not None and _pools[pool].is_gone:
+            raise RuntimeError(
+                "use_count > 0 INTERNAL ASSERT FAILED: the memory pool of capture_begin() went with its "
+                "last graph; keep one of its graphs, or begin with a new pool"
+            )
         self._pool = pool if pool is not None else self._pool
-        _captures_in[self._pool] += 1
+        _pools[self._pool].num_captures += 1
+        _pools[self._pool].graphs.add(self)
         self._capture = Capture(simulation, queue)
         self._capture.begin()
         simulation.attend(+1)
@@ -97,6 +121,7 @@ class GraphMethods:
         capture.end()
         self._ready = not capture.invalid
         if capture.invalid:
+            _pools[self._pool].is_held = True
             self._clear()
             raise torch.AcceleratorError(
                 "CUDA error: operation failed due to a previous error during capture"
@@ -104,6 +129,7 @@ class GraphMethods:
         try:
             capture.check_joined()
         except RuntimeError:
+            _pools[self._pool].is_held = True
             self._clear()
             raise
 
@@ -121,7 +147,7 @@ class GraphMethods:
         here = thread.current[capture.origin.device]
         if self._finished is not None:
             simulation.wait_internal(self._finished, here, "graph")
-        if _captures_in[self._pool] > 1:
+        if _pools[self._pool].num_captures > 1:
             for tracer in simulation.tracers:
                 tracer.pool_used(self._pool, here.device)
         events: dict[int, Event] = {}
@@ -147,6 +173,7 @@ class GraphMethods:
 
     def reset(self) -> None:
         """Forget the graph."""
+        _pools[self._pool].graphs.discard(self)
         self._clear()
 
     def pool(self) -> tuple[int, int]:
@@ -175,7 +202,13 @@ class GraphMethods:
 
 def new_pool() -> tuple[int, int]:
     """A handle of a memory pool, as ``torch.cuda.graph_pool_handle`` gives it."""
-    return 0, next(_pools)
+    return 0, next(_handles)
+
+
+def forget_pools() -> None:
+    """What is cached was given back: a handle whose pool is gone is as good as new."""
+    for handle in [handle for handle, pool in _pools.items() if pool.is_gone]:
+        del _pools[handle]
 
 
 def replay_call(simulation: Simulation, step: Call) -> None:

@@ -28,7 +28,7 @@ import gc
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -64,6 +64,8 @@ class Graphs:
         self._signature: object = None
         self._user: torch.cuda.Stream | None = None
         """The stream of the latest run."""
+        self._capturing: torch.cuda.Stream | None = None
+        """Kept when graphs are dropped: the matrix library holds a workspace for each stream that it saw."""
         self._clear()
 
     def _clear(self) -> None:
@@ -71,8 +73,6 @@ class Graphs:
         self._recalled: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._places: dict[Hashable, Tensor] = {}
         self._graphs: dict[Hashable, _Graph] = {}
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: Any = None
 
     def begin(self, signature: object, device: torch.device) -> None:
         """Begin a run on a device, in which work depends on `signature`, besides what it is given."""
@@ -158,14 +158,15 @@ class Graphs:
         return places
 
     def _capture(self, work: Work, graph: _Graph) -> torch.cuda.CUDAGraph:
-        if self._stream is None:
-            assert self._user is not None, "begin() comes first"
-            self._stream = torch.cuda.Stream(self._user.device)  # type: ignore[no-untyped-call, unused-ignore]
-            self._pool = torch.cuda.graph_pool_handle()
+        assert self._user is not None, "begin() comes first"
+        if self._capturing is None or self._capturing.device != self._user.device:
+            self._capturing = torch.cuda.Stream(self._user.device)  # type: ignore[no-untyped-call, unused-ignore]
+        # A pool goes with the last of its graphs, one that failed too, and its handle is then worth nothing.
+        pool = next((other.launch.pool() for other in self._graphs.values() if other.launch), None)
         launch = torch.cuda.CUDAGraph(keep_graph=True)
-        with _no_collection(), torch.cuda.stream(self._stream):
+        with _no_collection(), torch.cuda.stream(self._capturing):
             # Of this thread only: others may go on to use CUDA, a data loader's, for instance.
-            launch.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            launch.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 copy_all(graph.outputs, work(*graph.inputs))
             except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,11 +105,12 @@ def _measure(arguments: Namespace) -> dict[str, Any]:
     results: list[Result] = []
     errors: dict[str, str] = {}
     with progress(TextColumn("{task.fields[stage]}")) as bar:
-        task = bar.add_task("bench", total=STAGES * len(chosen), stage="")
+        task = bar.begin("bench", total=STAGES * len(chosen), stage="")
         for number, configuration in enumerate(chosen):
+            begun = count(STAGES * number)  # a stage is told when it begins: what came before it is done
 
             def on_stage(stage: str) -> None:
-                bar.update(task, description=configuration.name, stage=stage, advance=1)  # noqa: B023
+                bar.update(task, description=configuration.name, stage=stage, completed=next(begun))  # noqa: B023
 
             try:
                 results.append(measure(configuration, on_stage=on_stage))

@@ -93,7 +93,7 @@ def run(arguments: Namespace) -> int:
             # The report in the terminal alone is there at once.
             bar.disable |= not (files.num_written or arguments.advice)
             with bar:
-                task = bar.add_task("report", total=files.num_written + 1)
+                task = bar.begin("report", total=files.num_written + 1)
                 if files.json is not None:
                     document = _as_json(watch, script, ending, code, arguments)
                     write_json(files.json, document | proof_as_json(document, findings, proof))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -11,11 +13,14 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 WIDTH = 110
 """The least width of a table where there is no terminal with an edge: nothing may be cut off."""
@@ -59,19 +64,49 @@ def say_above(bar: Progress, line: str) -> None:
         bar.console.print(line, soft_wrap=True, markup=False)
 
 
-def progress(*columns: ProgressColumn) -> Progress:
-    """A progress bar with the time left; silent where there is no terminal, or with ``NO_COLOR``."""
+class _Description(ProgressColumn):
+    """What is being done: the one text that is cut where the terminal is narrow."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+
+class Bar(Progress):
+    """A progress bar that knows how much time is left from its first step on, however long steps take."""
+
+    def begin(self, description: str, *, total: float | None, completed: int = 0, **fields: Any) -> TaskID:
+        """Start to count. A ``total`` of None is not known yet; ``count`` tells it."""
+        task = self.add_task(description, total=total, completed=completed, **fields)
+        self.advance(task, 0)  # rich measures from one step to the next: now there is one to measure from
+        return task
+
+    def count(self, task: TaskID, completed: float, total: float) -> None:
+        """So much is done of what is now known to be all."""
+        # ``update`` would forget how long steps took if it were given a new total.
+        next(each for each in self.tasks if each.id == task).total = total
+        self.update(task, completed=completed)
+
+
+def progress(*columns: ProgressColumn, transient: bool = False) -> Bar:
+    """A progress bar with the time left; silent where there is no terminal, or with ``NO_COLOR``.
+
+    A ``transient`` one is gone when it is done.
+    """
     console = error_output()
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
+    whole = Column(no_wrap=True)
+    return Bar(
+        _Description(),
+        BarColumn(bar_width=max(8, min(40, console.width - 100))),
+        MofNCompleteColumn(table_column=whole),
         *columns,
-        TimeElapsedColumn(),
+        TimeElapsedColumn(table_column=whole),
         TextColumn("gone,"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(table_column=whole),
         TextColumn("left"),
         console=console,
+        transient=transient,
+        # Else rich forgets steps of half a minute, and how much time is left with them.
+        speed_estimate_period=math.inf,
         # What goes to the output is for whoever reads it there; see ``say_above``.
         redirect_stdout=False,
         disable=not console.is_terminal or bool(os.environ.get("NO_COLOR")),

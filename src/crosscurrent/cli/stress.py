@@ -18,8 +18,9 @@ from crosscurrent.cli.interrupt import StopRequests
 from crosscurrent.cli.stress_results import Estimate, Results, failure_lines, head
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
 
+    from crosscurrent.cli.console import Bar
     from crosscurrent.stress.campaign import Account, Case, Failure, Result
     from crosscurrent.suite.scenario import Scenario
     from crosscurrent.suite.stressed import StressOptions
@@ -153,7 +154,7 @@ def _run(
         _tell_failure(failure, arguments, say)
     estimate = Estimate(len(seeds), total - completed)
     with StopRequests() as stop, progress() as bar:
-        task = bar.add_task("stress", total=total, completed=completed)
+        task = bar.begin("stress", total=total, completed=completed)
         for result in campaign.run(cases, seeds, account):
             _tell(bar, task, result, arguments)
             if (sentence := estimate.after(result)) is not None:
@@ -163,7 +164,7 @@ def _run(
     return stop.exit_code
 
 
-def _tell(bar: Progress, task: TaskID, result: Result, arguments: Namespace) -> None:
+def _tell(bar: Bar, task: TaskID, result: Result, arguments: Namespace) -> None:
     seed = "as it is" if result.seed is None else f"seed {result.seed}"
     bar.update(task, advance=1, description=f"{result.case}: {seed}")
     for failure in result.failures:
@@ -210,7 +211,7 @@ def _history(scenario: Scenario, cuda: Cuda, report: Path | None) -> int:
 
     shown: list[Shown] = []
     with cuda.context(), progress() as bar:
-        task = bar.add_task("history", total=len(PAST_RACES) + 1)
+        task = bar.begin("history", total=len(PAST_RACES) + 1)
         for each in history(scenario):
             shown.append(each)
             bar.update(task, advance=1, description="unchanged" if each.race is None else each.race.name)

@@ -234,7 +234,7 @@ def _check(arguments: Namespace) -> None:
 def _train(trainer: Trainer, saving: Saving, steps: int, device: torch.device) -> int:
     reports: list[StepReport] = []
     with StopRequests() as stop, progress(TextColumn("loss {task.fields[loss]}")) as bar:
-        task = bar.add_task("train", total=steps, completed=trainer.step, loss="-")
+        task = bar.begin("train", total=steps, completed=trainer.step, loss="-")
         while trainer.step < steps and stop.received is None:
             try:
                 report = trainer.take_step()

@@ -141,7 +141,7 @@ def _run(
 def _told(results: Iterator[Result], total: int) -> Iterator[Result]:
     """Show each result as it comes: by a bar, or by one plain line where there is no terminal for it."""
     with progress() as bar:
-        task = bar.add_task("verify", total=total)
+        task = bar.begin("verify", total=total)
         for number, result in enumerate(results, start=1):
             what = f"{result.layer}: {result.scenario.name}"
             bar.update(task, advance=1, description=what)

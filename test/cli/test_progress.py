@@ -28,8 +28,12 @@ for _ in range(100):
 """
 
 
-def _on_a_terminal(words: list[str], **environment: str) -> str:
-    """What a command shows on a terminal of its own."""
+RACY = LONG.replace("side.wait_stream(torch.cuda.current_stream())", "pass").replace("mul_(2)", "mul_(1)")
+"""The same race again and again, and no order that changes a value."""
+
+
+def _on_a_terminal(words: list[str], *, code: int = 0, **environment: str) -> str:
+    """What a command shows on a terminal of its own, before it ends with an exit code."""
     ours, its = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "crosscurrent", *words],
@@ -46,7 +50,7 @@ def _on_a_terminal(words: list[str], **environment: str) -> str:
     except OSError:  # the other side was closed: how Linux says that it ended
         pass
     os.close(ours)
-    assert process.wait() == 0, shown.decode()
+    assert process.wait() == code, shown.decode()
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
 
 
@@ -91,3 +95,17 @@ def test_a_check_counts_the_reports_that_it_writes(program: str, tmp_path: Path)
     assert re.search(r"report \S+ +4/4", shown)
     # There is nothing to wait for with a report that is only shown.
     assert "gone," not in _on_a_terminal(["check", *SIMULATE, script])
+
+
+def test_a_proof_counts_the_runs_that_it_takes_at_most(tmp_path: Path) -> None:
+    script = tmp_path / "racy.py"
+    script.write_text(RACY, encoding="utf-8")
+    shown = _on_a_terminal(["check", *SIMULATE, "--prove", str(script)], code=1)
+    counts = [
+        (int(runs), int(most)) for runs, most in re.findall(r"prove race \S+ of \S+ \S+ +(\d+)/(\d+)", shown)
+    ]
+    bounds = [most for _, most in counts]
+    assert bounds == sorted(bounds, reverse=True)
+    assert counts[-1][0] == counts[-1][1]
+    assert counts[-1][0] > 32, "all pairs that are alike were tried"
+    assert "witness  unproven" in shown

@@ -193,6 +193,90 @@ def test_a_program_that_cannot_be_run_again_leaves_its_findings_unproven(hand: H
     detector = Detector()
     for entry in program.records:
         detector.feed(entry)
-    witness = Prover(program).prove(detector.findings(program.info)[0])
+    told: list[tuple[int, int]] = []
+    prover = Prover(program, told=lambda runs, most: told.append((runs, most)))
+    findings = detector.findings(program.info)[:1]
+    prover.expect(findings)
+    witness = prover.prove(findings[0])
     assert not witness.proven
     assert "kernel" in str(witness)
+    assert told[0][1] > 0
+    assert told[-1] == (0, 0), "what will not be run is not waited for"
+
+
+def the_same_number_again_and_again() -> dict[str, Tensor]:
+    """One finding for many pairs, and in none of them a value changes."""
+    stream = torch.cuda.Stream()
+    x = torch.zeros(4, device="cuda")
+    for _ in range(40):
+        torch.cuda.synchronize()
+        x.fill_(3)
+        with torch.cuda.stream(stream):
+            x.fill_(3)
+    torch.cuda.synchronize()
+    return {"x": x}
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize(
+    "body",
+    [
+        checkpoint_sent_too_early,
+        slot_refilled_while_read,
+        memory_reused_while_copied,
+        the_same_number_twice,
+        the_same_number_again_and_again,
+    ],
+)
+def test_every_run_is_counted_against_a_bound_that_only_shrinks(
+    body: Callable[[], dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, findings = record(body)
+    runs = 2  # of the first replayer, before its first schedule
+    for name in ("run", "left_by"):
+        original = getattr(Replayer, name)
+
+        def counted(*arguments: object, original: Callable[..., object] = original) -> object:
+            nonlocal runs
+            runs += 1
+            return original(*arguments)
+
+        monkeypatch.setattr(Replayer, name, counted)
+    told: list[tuple[int, int]] = []
+    prover = Prover(program, told=lambda runs, most: told.append((runs, most)))
+    prover.expect(findings)
+    assert told[-1][0] == 0
+    prover.prove_all(findings)
+    bounds = [most for _, most in told]
+    assert bounds == sorted(bounds, reverse=True)
+    assert told[-1] == (runs, runs)
+
+
+@pytest.mark.simulation
+def test_a_witness_that_is_found_early_leaves_nothing_to_wait_for() -> None:
+    program, findings = record(checkpoint_sent_too_early)
+    told: list[tuple[int, int]] = []
+    prover = Prover(program, told=lambda runs, most: told.append((runs, most)))
+    prover.expect(findings)
+    prover.prove_all(findings)
+    assert told[0][1] > 10
+    assert told[-1] == (3, 3), "both runs of the replayer, and one schedule"
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize(
+    ("body", "num_alike"), [(the_same_number_twice, 0), (the_same_number_again_and_again, 32)]
+)
+def test_before_the_first_schedule_it_is_known_how_many_others_are_alike(
+    body: Callable[[], dict[str, Tensor]], num_alike: int
+) -> None:
+    program, findings = record(body)
+    (finding,) = findings
+    assert not finding.also
+    told: list[tuple[int, int]] = []
+    prover = Prover(program, told=lambda runs, most: told.append((runs, most)))
+    prover.expect(findings)
+    prover.prove(finding)
+    before = [most for runs, most in told if runs == 2]
+    # The replayer; two directed schedules and eight random ones; two for each pair alike; the reason.
+    assert before[-1] == 2 + 2 + 8 + 2 * num_alike + 6

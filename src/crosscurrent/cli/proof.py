@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from crosscurrent.schedules import Witness
     from crosscurrent.schedules.proving import Proving
 
+_CHECK = 3
+"""Runs that it takes to see whether program order gives the same values again, once all is proven."""
+
 
 class Proof:
     """The proofs of one run, if anybody asked for them."""
@@ -82,16 +85,23 @@ class Proof:
         proven: list[Finding] = []
         try:
             with progress() as bar:
-                task = bar.add_task("prove", total=len(found))
-                for finding in self._proving.prove():
+                task = bar.begin(_now_proven(found, proven), total=None)
+                for finding in self._proving.prove(
+                    told=lambda done, most: bar.count(task, done, most + _CHECK)
+                ):
                     proven.append(finding)
-                    bar.update(task, advance=1)
-            self.remarks += self._proving.unfaithful()
+                    bar.update(task, description=_now_proven(found, proven))
+                self.remarks += self._proving.unfaithful()
+                bar.advance(task, _CHECK)
         except KeyboardInterrupt:
             self.remarks.append(
                 f"interrupted: {len(found) - len(proven)} of {len(found)} races are not proven"
             )
         return proven + found[len(proven) :]
+
+
+def _now_proven(found: Sequence[Finding], proven: Sequence[Finding]) -> str:
+    return f"prove race {min(len(proven) + 1, len(found))} of {len(found)}"
 
 
 def proof_as_json(document: Mapping[str, Any], findings: Sequence[Finding], proof: Proof) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from crosscurrent.errors import WrongUseError
 from crosscurrent.races.findings import Finding
 from crosscurrent.races.watch import Watch, watch
 from crosscurrent.schedules.capture import has_real_cuda, quiet
+from crosscurrent.schedules.countdown import Told
 from crosscurrent.schedules.errors import NotReplayableError
 from crosscurrent.schedules.program import Program
 from crosscurrent.schedules.recording import Keeper, keep_values
@@ -75,11 +76,17 @@ class Proving:
             self._program = self._entered().program()
         return self._program
 
-    def prove(self) -> Iterator[Finding]:
+    def prove(self, *, told: Told | None = None) -> Iterator[Finding]:
         """The races, each with its ``witness`` (what changed, or why nothing did) and ``schedule``, as
-        soon as these are known. Runs the program again some times for each that is new."""
-        prover = Prover(self.program)
-        for finding in self.watch.findings:
+        soon as these are known. Runs the program again some times for each that is new.
+
+        ``told`` is called meanwhile with how many of these runs were made, and with how many there will be
+        at most: a number that gets smaller, and never larger.
+        """
+        findings = self.watch.findings
+        prover = Prover(self.program, told=told)
+        prover.expect(finding for finding in findings if finding.id not in self._witnesses)
+        for finding in findings:
             witness = self._witnesses.get(finding.id)
             if witness is None:
                 witness = self._witnesses[finding.id] = _proved(prover, finding)

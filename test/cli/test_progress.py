@@ -109,3 +109,37 @@ def test_a_proof_counts_the_runs_that_it_takes_at_most(tmp_path: Path) -> None:
     assert counts[-1][0] == counts[-1][1]
     assert counts[-1][0] > 32, "all pairs that are alike were tried"
     assert "witness  unproven" in shown
+
+
+@pytest.mark.parametrize("schedule", [False, True])
+def test_a_replay_in_one_order_says_how_much_is_left(program: str, *, schedule: bool) -> None:
+    from crosscurrent.schedules import Schedule, load
+
+    words = ["replay", program]
+    if schedule:
+        loaded = load(program)
+        words.append(str(Schedule(program=loaded.fingerprint, linear=loaded.order().program)))
+    shown = _on_a_terminal(words)
+    assert re.search(r"(program order|schedule) \S+ +(\d+)/\2 .* gone, +0:00:00 left", shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        ("doctor", 10),
+        ("verify --layers contracts", 4),
+        ("stress --seeds 2 --policies lastrec --quantizers default --checkpoints kv_checkpoints", 3),
+        pytest.param("stress --history", 12, marks=pytest.mark.simulation),
+        ("train --steps 3", 3),
+        pytest.param("bench cpu-small --repeats 1", 5, marks=pytest.mark.simulation),
+    ],
+)
+def test_every_long_command_counts_its_steps(
+    words: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = _on_a_terminal(words.split())
+    done = [int(count) for count in re.findall(rf"(\d+)/{steps} .*? gone, +[-\d:]+ left", shown)]
+    assert done[0] == 0
+    assert done[-1] == steps
+    assert done == sorted(done)

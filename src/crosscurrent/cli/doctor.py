@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jsonargparse import ArgumentParser, Namespace
 
 from crosscurrent.cli.arguments import command_parser
-from crosscurrent.cli.console import output, say
+from crosscurrent.cli.console import output, progress, say
 from crosscurrent.cli.exits import ExitCode
 from crosscurrent.cli.files import result_file, write_json
 
@@ -38,7 +38,13 @@ def run(arguments: Namespace) -> int:
     from crosscurrent.cli.checkup import EXAMINATIONS, State, examine
 
     report = result_file(arguments.json)
-    found = [examine(name, examination) for name, examination in EXAMINATIONS.items()]
+    found = []
+    with progress(transient=True) as bar:
+        task = bar.begin("doctor", total=len(EXAMINATIONS))
+        for name, examination in EXAMINATIONS.items():
+            bar.update(task, description=name)
+            found.append(examine(name, examination))
+            bar.advance(task)
     broken = [each.name for each in found if each.state is State.BROKEN]
     if report is not None:
         write_json(report, _as_json(found, broken))

@@ -23,6 +23,9 @@ _VALUES = 8
 
 _ENGINES = ("serial", "processes", "ray")
 
+_BINDING = 2
+"""Runs that it takes to find out how the program is best run again."""
+
 
 def parser() -> ArgumentParser:
     """The options of the command."""
@@ -74,7 +77,7 @@ def run(arguments: Namespace) -> int:
         if code is not ExitCode.GOOD or not strategies:
             return code
         with progress() as bar:
-            task = bar.add_task("schedules", total=_most(program, arguments))
+            task = bar.begin("schedules", total=_most(program, arguments))
             limit = _limit(arguments)
             found = spread(
                 program, strategies, engine, limit=limit, told=lambda done: bar.update(task, completed=done)
@@ -103,13 +106,18 @@ def _one(program: Program, text: str) -> ExitCode:
     schedule = Schedule.parse(text, program)
     views: dict[str, View] = dict(program.names) | {read.name: read.view for read in program.host_reads}
     try:
-        replayer = Replayer(program, schedule.reuse)
+        with progress(transient=True) as bar:
+            task = bar.begin("schedule", total=_BINDING + 2)
+            replayer = Replayer(program, schedule.reuse)
+            bar.advance(task, _BINDING)
+            replayer.run(replayer.order.program)
+            expected = {name: _shown(replayer.final(view)) for name, view in views.items()}
+            bar.advance(task)
+            outcome = replayer.run(schedule.linear)
+            bar.advance(task)
     except NotReplayableError as error:
         say(f"the program cannot be run again: {error}")
         return ExitCode.NO_VERDICT
-    replayer.run(replayer.order.program)
-    expected = {name: _shown(replayer.final(view)) for name, view in views.items()}
-    outcome = replayer.run(schedule.linear)
     if outcome.failure is not None:
         say(readable(str(outcome.failure)))
         return ExitCode.BAD
@@ -159,7 +167,12 @@ def _program_order(program: Program) -> ExitCode:
     from crosscurrent.schedules import NotReplayableError, Replayer
 
     try:
-        wrong = Replayer(program).unfaithful()
+        with progress(transient=True) as bar:
+            task = bar.begin("program order", total=_BINDING + 1)
+            replayer = Replayer(program)
+            bar.advance(task, _BINDING)
+            wrong = replayer.unfaithful()
+            bar.advance(task)
     except NotReplayableError as error:
         say(f"the program cannot be run again: {error}")
         return ExitCode.NO_VERDICT

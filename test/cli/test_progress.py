@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import crosscurrent
 from crosscurrent.cli import main
 
 SIMULATE = () if torch.cuda.is_available() else ("--simulate",)
@@ -143,3 +144,34 @@ def test_every_long_command_counts_its_steps(
     assert done[0] == 0
     assert done[-1] == steps
     assert done == sorted(done)
+
+
+def test_the_analysis_of_an_overlap_says_how_much_is_left(tmp_path: Path) -> None:
+    script = tmp_path / "long.py"
+    script.write_text(LONG, encoding="utf-8")
+    shown = _on_a_terminal(["overlap", *SIMULATE, str(script)])
+    assert re.search(r"overlap \S+ +(\d\d+)/\1 .* gone, +0:00:00 left", shown)
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize(("waits", "passes"), [(0, 4 + 2 + 2 + 2), (1, 4 + 2 + 3 + 2), (12, 4 + 2 + 10 + 2)])
+def test_the_passes_of_an_analysis_are_counted_against_a_bound_that_only_shrinks(
+    waits: int, passes: int
+) -> None:
+    told: list[tuple[int, int]] = []
+    with crosscurrent.simulate():
+        run = crosscurrent.overlap().__enter__()
+        lanes = [torch.cuda.Stream() for _ in range(waits)]
+        x = torch.ones(1 << 16, device="cuda")
+        for number, lane in enumerate(lanes):
+            # A call site of its own for each, as if they were written one below the other.
+            exec(compile("\n" * number + "lane.wait_stream(torch.cuda.current_stream())", __file__, "exec"))
+            with torch.cuda.stream(lane):
+                x = x * 2
+            torch.cuda.set_stream(lane)
+        run.conclude(told=lambda taken, most: told.append((taken, most)))
+    bounds = [most for _, most in told]
+    assert told[0] == (0, 4 + 2 + 10 + 2)
+    assert bounds == sorted(bounds, reverse=True)
+    assert told[-1] == (passes, passes)
+    assert run.result.bounds is not None

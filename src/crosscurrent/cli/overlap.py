@@ -7,13 +7,14 @@ import shlex
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
 from crosscurrent.cli.arguments import command_parser
-from crosscurrent.cli.console import error_output
+from crosscurrent.cli.console import error_output, progress
 from crosscurrent.cli.exits import ExitCode, WrongUseError
 from crosscurrent.cli.files import result_files, write_json
 from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script, add_program, flush_output
@@ -60,7 +61,9 @@ def run(arguments: Namespace) -> int:
         measured = _enter(contexts, arguments)
 
         def conclude(ending: Ending) -> int:
-            measured.__exit__(None, None, None)
+            with progress(transient=True) as bar:
+                task = bar.begin("overlap", total=None)
+                measured.conclude(told=partial(bar.count, task))
             code = _exit_code(ending)
             _show(measured.result, arguments, ending, files, code)
             return code

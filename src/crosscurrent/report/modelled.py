@@ -6,20 +6,39 @@ from collections.abc import Sequence
 
 from crosscurrent.report.costs import Rates, program_of
 from crosscurrent.report.makespan import play
+from crosscurrent.report.overlap import PASSES as ANALYSIS
 from crosscurrent.report.overlap import Activity, Blocked, Overlap, Timeline, analyse
 from crosscurrent.report.source import short_op
+from crosscurrent.schedules.countdown import Countdown
 from crosscurrent.trace.records import HOST, HostWait, Op, Record, Site, TraceInfo, WaitEvent
 
+_COSTS = 4
+"""Passes over a program that working out its costs takes as long as."""
 
-def overlap_of_records(records: Sequence[Record], info: TraceInfo, rates: Rates | None = None) -> Overlap:
-    """How the operations of a trace would overlap, and what its sync edges allow."""
-    return analyse(timeline_of(records, info, rates or Rates()))
+PASSES = _COSTS + 2 + ANALYSIS
+"""Passes over a program, at most: its costs, playing it, what ran when, and the analysis."""
 
 
-def timeline_of(records: Sequence[Record], info: TraceInfo, rates: Rates) -> Timeline:
+def overlap_of_records(
+    records: Sequence[Record],
+    info: TraceInfo,
+    rates: Rates | None = None,
+    countdown: Countdown | None = None,
+) -> Overlap:
+    """How the operations of a trace would overlap, and what its sync edges allow.
+
+    ``countdown`` counts passes over the program, of which there are at most ``PASSES``.
+    """
+    countdown = countdown or Countdown()
+    return analyse(timeline_of(records, info, rates or Rates(), countdown), countdown)
+
+
+def timeline_of(records: Sequence[Record], info: TraceInfo, rates: Rates, countdown: Countdown) -> Timeline:
     """What would run when, by the cost model."""
     program, sources, costs = program_of(records, info, rates)
+    countdown.take(_COSTS)
     run = play(program)
+    countdown.take()
     activities: list[Activity] = []
     blocked: list[Blocked] = []
     waits: list[tuple[str, Site | None] | None] = []
@@ -46,6 +65,7 @@ def timeline_of(records: Sequence[Record], info: TraceInfo, rates: Rates) -> Tim
                 blocked.append(Blocked(start, stop, record.kind, _site(record.site, info)))
         elif isinstance(record, WaitEvent):
             waits[-1] = (record.via, _site(record.site, info))
+    countdown.take()
     return Timeline(
         activities=activities,
         blocked=blocked,

@@ -25,17 +25,24 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from crosscurrent.report.bounds import Bounds, bounds
+from crosscurrent.report.bounds import MAX_PASSES, Bounds, bounds
 from crosscurrent.report.costs import Direction
 from crosscurrent.report.intervals import Span, common, length, united, without
 from crosscurrent.report.makespan import Step
 from crosscurrent.report.overlap_json import as_json
 from crosscurrent.report.overlap_text import definitions, sentences, tables
 from crosscurrent.report.source import place_of
+from crosscurrent.schedules.countdown import Countdown
 from crosscurrent.trace.records import Site
 
 MAX_COPIES = 5
 """Single copies that are named."""
+
+_PARTS = 2
+"""Passes over a program that working out all the parts of a run takes as long as."""
+
+PASSES = MAX_PASSES + _PARTS
+"""Passes over a program that an analysis takes, at most."""
 
 
 class Activity(NamedTuple):
@@ -159,8 +166,20 @@ class Overlap:
         return tables(self)
 
 
-def analyse(timeline: Timeline) -> Overlap:
-    """The overlap of a run."""
+def analyse(timeline: Timeline, countdown: Countdown | None = None) -> Overlap:
+    """The overlap of a run. ``countdown`` counts the passes over it: ``PASSES`` at most."""
+    countdown = countdown or Countdown()
+    limits = None
+    with countdown.part(MAX_PASSES):
+        if timeline.program is not None:
+            limits = bounds(timeline.program, timeline.waits, countdown)
+    with countdown.part(_PARTS):
+        overlap = _analyse(timeline, limits)
+        countdown.take(_PARTS)
+    return overlap
+
+
+def _analyse(timeline: Timeline, limits: Bounds | None) -> Overlap:
     copies = [activity for activity in timeline.activities if activity.direction is not None]
     devices = sorted({activity.device for activity in timeline.activities})
     kernels = {
@@ -194,7 +213,7 @@ def analyse(timeline: Timeline) -> Overlap:
         by_site=_parts(copies, kernels, lambda copy: copy.site, lambda copy: _site_name(copy.site)),
         copies=_single(copies, kernels),
         blocked_by=_blocked_parts(timeline.blocked),
-        bounds=None if timeline.program is None else bounds(timeline.program, timeline.waits),
+        bounds=limits,
         modelled=timeline.modelled,
         num_devices=len(devices),
     )

@@ -24,11 +24,19 @@ from crosscurrent.checks import file_path, flag
 from crosscurrent.errors import WrongUseError
 from crosscurrent.report import kineto
 from crosscurrent.report.costs import Rates
+from crosscurrent.report.modelled import PASSES as OF_RECORDS
 from crosscurrent.report.modelled import overlap_of_records
+from crosscurrent.report.overlap import PASSES as ANALYSIS
 from crosscurrent.report.overlap import Overlap, analyse
+from crosscurrent.schedules.countdown import Countdown, Told
 from crosscurrent.trace.access import Kind
 from crosscurrent.trace.simulate import active
 from crosscurrent.trace.sites import Sites
+
+_STOP, _EXPORT, _READ = 10, 5, 30
+"""Passes over a program that it takes about as long as to stop the profiler, to export, and to read that."""
+
+_OF_PROFILE: Final = _STOP + _EXPORT + _READ + ANALYSIS
 
 _ANNOTATED: Final = frozenset({Kind.COPY, Kind.TO_COPY, Kind.FOREACH_COPY, Kind.WAITS, Kind.INDEX, Kind.PIN})
 _SYNC_CALLS: Final[tuple[tuple[Any, str], ...]] = (
@@ -52,16 +60,17 @@ class OverlapRun:
         self._rates = rates
         self._call_sites = call_sites
         self._contexts = ExitStack()
-        self._finish: Callable[[], Overlap] | None = None
+        self._finish: Callable[[Countdown], Overlap] | None = None
+        self._passes = 0
         self._result: Overlap | None = None
 
     def __enter__(self) -> OverlapRun:
         if self._finish is not None:
             raise WrongUseError("this overlap was entered before; make a new one with crosscurrent.overlap()")
         if active() is not None:
-            self._finish = self._simulated()
+            self._finish, self._passes = self._simulated(), OF_RECORDS
         elif torch.cuda.is_available():
-            self._finish = self._profiled()
+            self._finish, self._passes = self._profiled(), _OF_PROFILE
         else:
             raise WrongUseError(
                 "there is no CUDA device to profile; for a model of one, enter a simulation first: "
@@ -75,9 +84,22 @@ class OverlapRun:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._contexts.__exit__(kind, error, traceback)
-        if error is None and self._finish is not None:
-            self._result = self._finish()
+        if error is None:
+            self.conclude()
+        else:
+            self._contexts.__exit__(kind, error, traceback)
+
+    def conclude(self, *, told: Told | None = None) -> None:
+        """End the run, and analyse it: what the end of the ``with`` block does.
+
+        ``told`` is called meanwhile with how far that has come, and with how far it has to come at most: a
+        number that gets smaller, and never larger.
+        """
+        countdown = Countdown(told)
+        countdown.expect(self._passes)
+        self._contexts.close()
+        if self._finish is not None:
+            self._result = self._finish(countdown)
 
     @property
     def result(self) -> Overlap:
@@ -86,13 +108,13 @@ class OverlapRun:
             raise WrongUseError("the overlap is known when its 'with' block has ended without an error")
         return self._result
 
-    def _simulated(self) -> Callable[[], Overlap]:
+    def _simulated(self) -> Callable[[Countdown], Overlap]:
         from crosscurrent.races.watch import watch
 
         seen = self._contexts.enter_context(watch(trace=True))
-        return lambda: overlap_of_records(seen.records, seen.info, self._rates)
+        return lambda countdown: overlap_of_records(seen.records, seen.info, self._rates, countdown)
 
-    def _profiled(self) -> Callable[[], Overlap]:
+    def _profiled(self) -> Callable[[Countdown], Overlap]:
         torch.cuda.synchronize()  # what was issued before is no part of the run
         settings = torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
         profiler = self._contexts.enter_context(
@@ -107,11 +129,15 @@ class OverlapRun:
         if self._call_sites:
             self._contexts.enter_context(annotated_call_sites())
 
-        def finish() -> Overlap:
+        def finish(countdown: Countdown) -> Overlap:
+            countdown.take(_STOP)
             with tempfile.TemporaryDirectory(prefix="crosscurrent-") as folder:
                 exported = Path(folder) / "profile.json"
                 profiler.export_chrome_trace(str(exported))
-                return analyse(kineto.read(exported))
+                countdown.take(_EXPORT)
+                timeline = kineto.read(exported)
+                countdown.take(_READ)
+                return analyse(timeline, countdown)
 
         return finish
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.cuda import _gpu_trace
 import crosscurrent
 from crosscurrent.trace.cuda import CudaSource
 from crosscurrent.trace.records import Op, Record
+from crosscurrent.trace.segments import Segments
 from crosscurrent.trace.tracer import Tracer
 
 
@@ -73,12 +75,27 @@ def _handle(device: int, stream: int) -> int:
     return handle
 
 
+def _segments(simulation: Any) -> list[dict[str, Any]]:
+    """What PyTorch's allocator would tell of its segments, were each block one."""
+    return [
+        {
+            "device": block.device,
+            "address": block().data_ptr(),
+            "total_size": block.nbytes,
+            "stream": block.queue.handle,
+        }
+        for block in simulation.memory.blocks.values()
+        if block.queue is not None
+    ]
+
+
 class _DrivenSource(CudaSource):
     """The taps for a real GPU, on a simulation that is driven by ``Driver``."""
 
     def __init__(self, simulation: Any) -> None:
         super().__init__()
         self._simulation = simulation
+        self.environment.segments = Segments(partial(_segments, simulation))
 
     def attach(self, tracer: Tracer) -> None:
         super().attach(tracer)

@@ -7,6 +7,7 @@ import gc
 import itertools
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import crosscurrent
 from crosscurrent.trace.memory import HostCache, Layouts, is_one_run, region_of
 from crosscurrent.trace.records import Alloc, Free, HostWait, MemoryKind, Op, Region, UseStream
+from crosscurrent.trace.segments import Segments
 
 LAYOUTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=4)
 
@@ -151,6 +153,55 @@ def test_memory_older_than_the_watch_is_not_fresh(machine: Any) -> None:
             old + 1
         fresh = [r.fresh for r in watch.records if isinstance(r, Alloc)]
     assert fresh == [False, True]
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("driven", [False, True])
+def test_memory_older_than_the_watch_goes_back_to_the_stream_that_it_came_from(
+    request: Any, machine: Any, driven: bool, fixed: bool
+) -> None:
+    """Allocated on a stream for copies, used and freed on the main one: the next copy may come too early."""
+    kept: dict[str, Any] = {}
+
+    def before() -> None:
+        kept["side"] = side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            kept["old"] = torch.ones(4, device="cuda")
+        kept["other"] = torch.ones(4, device="cuda")
+        torch.cuda.synchronize()
+
+    def program() -> None:
+        kept.pop("old").add_(kept.pop("other"))
+        if fixed:
+            kept["side"].wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(kept["side"]):
+            torch.zeros(4, device="cuda")
+        torch.cuda.synchronize()
+
+    if driven and not torch.cuda.is_available():
+        watch = request.getfixturevalue("run_by_callbacks")(program, before=before)
+    else:
+        with machine():
+            before()
+            with crosscurrent.watch() as watch:
+                program()
+    assert [finding.kind.value for finding in watch.findings] == ([] if fixed else ["reuse"])
+
+
+def test_segments_are_looked_up_again_for_an_address_in_none() -> None:
+    told = [[(0, 100, 50, 7), (0, 200, 50, 8), (1, 100, 50, 9)], [(0, 300, 50, 6)], []]
+
+    def look() -> list[dict[str, int]]:
+        names = ("device", "address", "total_size", "stream")
+        return [dict(zip(names, each, strict=True)) for each in told.pop(0)]
+
+    segments = Segments(look)
+    for device, address, stream in ((0, 100, 7), (0, 149, 7), (0, 249, 8), (1, 120, 9), (0, 200, 8)):
+        assert segments.stream_of(device, address) == stream
+    assert len(told) == 2
+    assert segments.stream_of(0, 320) == 6
+    assert segments.stream_of(0, 150) == 0
+    assert not told
 
 
 def test_resizing_moves_to_a_new_block(run: Any, kinds: Any) -> None:

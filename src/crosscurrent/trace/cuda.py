@@ -29,6 +29,7 @@ from crosscurrent.trace.access import Kind, signature
 from crosscurrent.trace.cuda_patches import Patches, install, nobody_listens
 from crosscurrent.trace.recorder import DEFAULT_STREAM
 from crosscurrent.trace.records import MemoryKind
+from crosscurrent.trace.segments import Segments
 from crosscurrent.trace.subclasses import has_own_dispatch
 from crosscurrent.trace.tracer import Tracer
 
@@ -47,6 +48,7 @@ class CudaEnvironment:
             torch._C, "_cuda_getCurrentRawStream", lambda device: DEFAULT_STREAM
         )
         """Gives the handle of the calling thread's current stream; autograd's threads set theirs, too."""
+        self.segments = Segments()
 
     def classify(self, tensor: Tensor) -> tuple[MemoryKind, int] | None:
         """Device memory, pinned memory, or None. Fake tensors and wrappers have no memory of their own."""
@@ -61,6 +63,10 @@ class CudaEnvironment:
     def device_of(self, tensor: Tensor) -> int:
         """The index of the CUDA device of a plain tensor; negative for any other."""
         return tensor.get_device() if tensor.is_cuda else -1
+
+    def allocated_on(self, device: int, storage: torch.UntypedStorage) -> int:
+        """The stream that memory was allocated on, of which nothing was seen."""
+        return self.segments.stream_of(device, storage.data_ptr())
 
     def current_device(self) -> int:
         """The calling thread's current device."""

@@ -45,6 +45,9 @@ class Environment(Protocol):
     def device_of(self, tensor: Tensor) -> int:
         """The device of a plain ``Tensor`` that is no view: negative for memory of the host, of any kind."""
 
+    def allocated_on(self, device: int, storage: torch.UntypedStorage) -> int:
+        """The stream that memory of ``device`` was allocated on, where its allocation was not seen."""
+
     @property
     def current_stream(self) -> Callable[[int], int]:
         """Gives the stream that the calling thread's next op on a device runs on, in backward too."""
@@ -288,7 +291,10 @@ class Recorder:
         elif fresh:
             lane = self.lane(device)
         else:
-            lane = self.lane(device, DEFAULT_STREAM)
+            storage = block()
+            assert storage is not None, "its tensor is at hand"
+            # Freed, it goes back to the pool of that stream.
+            lane = self.lane(device, self.environment.allocated_on(device, storage))
         index = self._index
         self._index = index + 1
         self._sink(_new(Alloc, (index, number, lane, nbytes, memory, self.site, fresh)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from crosscurrent.trace.records import MemoryKind
 from crosscurrent.trace.simulate.memory import PINNED, UNDETERMINED
@@ -37,6 +37,11 @@ class Environment:
         """The device of a tensor; negative for memory of the host, and for what is not known yet."""
         block = self._get(tensor.untyped_storage()._cdata)
         return -1 if block is None else block.device
+
+    def allocated_on(self, device: int, storage: UntypedStorage) -> int:
+        """The stream that memory was allocated on, of which nothing was seen."""
+        block = self._get(storage._cdata)
+        return 0 if block is None or block.queue is None else block.queue.stream_id
 
     def current_stream(self, device: int) -> int:
         """The stream that the next op of this thread on ``device`` runs on."""

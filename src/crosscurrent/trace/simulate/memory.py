@@ -10,6 +10,8 @@ from typing import Final
 
 import torch
 
+from crosscurrent.trace.simulate.queues import Queue, Queues
+
 PINNED: Final = -1
 """``Block.device`` of page-locked host memory."""
 
@@ -28,11 +30,13 @@ DEFAULT_CAPACITY = 80 << 30
 class Block(weakref.ref[torch.UntypedStorage]):
     """One storage that is not plain pageable memory: a weak reference to it, with what is known."""
 
-    __slots__ = ("device", "key", "nbytes")
+    __slots__ = ("device", "key", "nbytes", "queue")
 
     device: int
     key: int
     nbytes: int
+    queue: Queue | None
+    """The stream that device memory was allocated on, to whose pool it goes back."""
 
 
 class DeviceMemory:
@@ -91,11 +95,12 @@ class _Depth(threading.local):
 class Memory:
     """The tags of all live storages that are device or pinned memory."""
 
-    def __init__(self, num_devices: int, capacity: int) -> None:
+    def __init__(self, queues: Queues, capacity: int) -> None:
+        self._thread = queues.thread
         self.bare = _Depth()
         self.blocks: dict[int, Block] = {}
         """Keyed by the address of the ``StorageImpl``, which is its identity while it lives."""
-        self.devices = [DeviceMemory(capacity) for _ in range(num_devices)]
+        self.devices = [DeviceMemory(capacity) for _ in range(queues.num_devices)]
         self._counts = True
 
     @contextmanager
@@ -115,6 +120,7 @@ class Memory:
         block = Block(storage, self._died)
         block.device = device
         block.nbytes = nbytes
+        block.queue = self._thread.current[device] if device >= 0 else None
         block.key = key = storage._cdata
         self.blocks[key] = block
         return block

@@ -59,7 +59,7 @@ class Simulation:
         self.capacity = capacity
         self.clock = Clock()
         self.queues = Queues(devices)
-        self.memory = Memory(devices, capacity)
+        self.memory = Memory(self.queues, capacity)
         self.tracers: list[Taps] = []
         self.is_active = False
         self.attention = 0

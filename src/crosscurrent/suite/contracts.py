@@ -67,6 +67,7 @@ class Contracts:
         return cases
 
     def _pinned(self, scenario: Scenario) -> Outcome:
+        gc.collect()  # what is garbage now would give its addresses to others later
         before = set(_pinned_blocks())
         model = LongContextGradientModel(
             *make_parts(dtype=torch.float32, device="cuda"),
@@ -83,7 +84,8 @@ class Contracts:
         again = {block: size for block, size in _pinned_blocks().items() if block not in before}
         if not 0 <= sum(first.values()) - budget.total <= STAGED_IDS:
             return Outcome.failed(f"{sum(first.values())} bytes are pinned, the budget says {budget.total}")
-        if first != again:
+        # Ids may be: targets take another buffer where the host is ahead of the copy of the inputs.
+        if not first.items() <= again.items() or sum(again.values()) - budget.total > STAGED_IDS:
             return Outcome.failed(
                 "pinned memory was allocated again for batches that had room in what there was"
             )

@@ -352,7 +352,9 @@ def test_on_a_terminal_with_colors_findings_have_some(pytester: pytest.Pytester)
     assert "\x1b[1;31mrace" not in run(pytester, tests, "--color", "no").stdout.str()
 
 
-def test_nothing_is_imported_until_a_test_asks_for_it(pytester: pytest.Pytester) -> None:
+def test_nothing_is_imported_until_a_test_asks_for_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(
         """
 import sys
@@ -366,7 +368,9 @@ def test_watched(crosscurrent):
     assert "torch" in sys.modules
 """
     )
-    result = pytester.runpytest_subprocess(*PLAIN)
+    # Other plugins that are installed may import what they like.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "crosscurrent_pytest.plugin")
     result.assert_outcomes(passed=2)
 
 

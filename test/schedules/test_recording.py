@@ -19,6 +19,8 @@ from crosscurrent.schedules.storage import load, save
 from crosscurrent.schedules.witness import prove
 from crosscurrent.trace.records import Op
 
+pytestmark = pytest.mark.simulation
+
 Body = Callable[[], dict[str, Tensor]]
 
 
@@ -301,7 +303,6 @@ BODIES: list[Body] = [
 ]
 
 
-@pytest.mark.simulation
 @pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_program_order_gives_the_recorded_bits(body: Body, tmp_path: Path) -> None:
@@ -318,20 +319,17 @@ def test_program_order_gives_the_recorded_bits(body: Body, tmp_path: Path) -> No
     assert Replayer(again).unfaithful() == ()
 
 
-@pytest.mark.simulation
 def test_values_that_are_not_what_was_recorded_are_named() -> None:
     program, _ = record(elementwise)
     program.recorded["y"][0, 0] += 1  # type: ignore[index]
     assert Replayer(program).unfaithful() == ("y",)
 
 
-@pytest.mark.simulation
 def test_the_same_program_has_the_same_fingerprint_and_another_has_not() -> None:
     assert record(backward)[0].fingerprint == record(backward)[0].fingerprint
     assert record(backward)[0].fingerprint != record(matrices)[0].fingerprint
 
 
-@pytest.mark.simulation
 def test_keeping_values_changes_no_trace() -> None:
     with crosscurrent.simulate():
         torch.manual_seed(3)
@@ -341,7 +339,6 @@ def test_keeping_values_changes_no_trace() -> None:
     assert [type(r).__name__ for r in record(backward)[0].records][: len(plain)] == plain
 
 
-@pytest.mark.simulation
 def test_a_keeper_that_comes_too_late_is_refused() -> None:
     with crosscurrent.simulate(), crosscurrent.watch(trace=True) as seen:
         torch.ones(2, device="cuda")
@@ -349,7 +346,6 @@ def test_a_keeper_that_comes_too_late_is_refused() -> None:
             keep_values(seen)
 
 
-@pytest.mark.simulation
 def test_a_watch_that_keeps_no_trace_is_refused() -> None:
     with (
         crosscurrent.simulate(),

@@ -52,7 +52,9 @@ def test_without_a_wait_it_does_not(where: str, scenario: Scenario) -> None:
     assert program is not None
     outcome = judge(program)
     assert outcome.verdict is Verdict.FAILED
-    assert "schedules differ" in outcome.detail
+    # On a device the recorded run may have shown the race itself.
+    raced = "run again in program order" in outcome.detail and torch.cuda.is_available()
+    assert raced or "schedules differ" in outcome.detail
     assert "batch 1 " in outcome.detail
 
 

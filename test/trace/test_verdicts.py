@@ -871,7 +871,7 @@ def printing_makes_the_host_wait(fixed: bool) -> None:
     host.sum()
 
 
-@twin("read-after-write", "add_", "_to_copy")
+@twin("read-after-write", "add_", "_to_copy|copy_")
 def saved_from_the_device(fixed: bool) -> None:
     x, a = device(), side()
     a.wait_stream(main())

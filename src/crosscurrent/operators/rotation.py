@@ -9,7 +9,7 @@ Usage:
 `start` is a tensor of one integer, so that the same launch can serve any positions. Angles are made in
 float64: in float32, position * frequency is off by several hundredths of a radian a million tokens in.
 Feature d of the first half is paired with d + D/2. The sines are multiplied by the last argument, and the
-strides of x are kept.
+strides of x are kept if the last is 1.
 
 Legend: B batch, H heads, T tokens, D head size, F = D / 2.
 """

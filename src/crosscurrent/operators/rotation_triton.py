@@ -65,7 +65,7 @@ def rotate(x: Tensor, cos_TF: Tensor, sin_TF: Tensor, sign: int) -> Tensor:
     B, H, T, D = x.shape
     out = torch.empty_like(x)
     _rotate_kernel[(B * T,)](
-        x, cos_TF, sin_TF, out,
+        x, cos_TF.contiguous(), sin_TF.contiguous(), out,
         *x.stride()[:3], *out.stride()[:3],
         T, H, sign,
         HALF=D // 2, BLOCK_HALF=triton.next_power_of_2(D // 2), BLOCK_HEADS=triton.next_power_of_2(H),

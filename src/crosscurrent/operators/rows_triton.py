@@ -102,12 +102,13 @@ def _place_kernel(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _pair_kernel(  # type: ignore[no-untyped-def]
     state, evicted, slots, outside, stays,
-    state_k, state_bg, num_state, num_moved, first, start, chunk_length,
+    state_k, state_b, state_g, num_groups, num_state, num_moved, first, start, chunk_length,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     # One program for a sequence and group. Two lists go through memory, behind barriers: the evicted slots
     # outside of the tail, and a flag for each tail slot that is evicted.
     bg = tl.program_id(0).to(tl.int64)
+    own = state + bg // num_groups * state_b + bg % num_groups * state_g
     i = tl.arange(0, BLOCK)
     valid = i < num_moved
     gone = tl.load(evicted + bg * num_moved + i, mask=valid, other=0).to(tl.int32) + first
@@ -125,13 +126,13 @@ def _pair_kernel(  # type: ignore[no-untyped-def]
     slot = tl.where(stay == 0, elsewhere, start + i)
     tl.store(slots + bg * num_moved + i, slot.to(slots.dtype.element_ty), mask=valid)
     for k in range(num_state):
-        base = state + k * state_k + bg * state_bg
+        base = own + k * state_k
         moved = tl.load(base + start + i, mask=valid, other=0)
         tl.debug_barrier()
         tl.store(base + slot, moved, mask=valid)
     # The new entries have no score yet. A moved entry that is paired with itself is gone.
     tl.debug_barrier()
-    new = state + bg * state_bg + start
+    new = own + start
     for offset in range(0, chunk_length, BLOCK):
         is_new = offset + i < chunk_length
         tl.store(new + offset + i, tl.zeros([BLOCK], dtype=state.dtype.element_ty), mask=is_new)
@@ -227,7 +228,7 @@ def pair_(state_KBGL: Tensor, evicted_BGm: Tensor, first: int, start: int, chunk
     outside, stays = torch.empty((2, B, G, m), dtype=torch.int32, device=slots.device)
     _pair_kernel[(B * G,)](
         state_KBGL, evicted_BGm, slots, outside, stays,
-        state_KBGL.stride(0), state_KBGL.stride(2), len(state_KBGL), m, first, start, chunk_length,
+        *state_KBGL.stride()[:3], G, len(state_KBGL), m, first, start, chunk_length,
         BLOCK=triton.next_power_of_2(m), num_warps=8 if m > 1024 else 4,
     )  # fmt: skip
     return slots

@@ -99,8 +99,6 @@ def test_a_pool_goes_with_the_last_of_its_graphs(machine: Any) -> None:
         del second
         with pytest.raises(RuntimeError, match=r"use_count > 0 INTERNAL ASSERT FAILED"):
             capture_in(pool)
-        torch.cuda.empty_cache()
-        assert capture_in(pool).pool() == pool
 
 
 def test_ordered_replays_do_not_race(machine: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from crosscurrent.trace.simulate.clock import CYCLES_PER_MICROSECOND
-from crosscurrent.trace.simulate.graphs import forget_pools, new_pool
+from crosscurrent.trace.simulate.graphs import new_pool
 from crosscurrent.trace.simulate.streams import CUDA_DEVICE_TYPE, generic_stream
 
 if TYPE_CHECKING:
@@ -155,7 +155,6 @@ def _allocator(simulation: Simulation) -> dict[str, object]:
     def empty_cache() -> None:
         for memory in devices:
             memory.empty_cache()
-        forget_pools()
 
     def reset_accumulated(device: int) -> None:
         memory = devices[device]

@@ -205,12 +205,6 @@ def new_pool() -> tuple[int, int]:
     return 0, next(_handles)
 
 
-def forget_pools() -> None:
-    """What is cached was given back: a handle whose pool is gone is as good as new."""
-    for handle in [handle for handle, pool in _pools.items() if pool.is_gone]:
-        del _pools[handle]
-
-
 def replay_call(simulation: Simulation, step: Call) -> None:
     """Run one captured call again, into the memory of its captured results."""
     mode = simulation.mode

@@ -18,7 +18,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -37,6 +37,9 @@ now = time.perf_counter if GPU else time.process_time
 
 
 Step = Callable[[], None]
+
+ROUNDS = 5
+"""How often the ways of running a step take turns."""
 
 
 class EmptyMode(TorchDispatchMode):
@@ -62,6 +65,9 @@ class AllOnDevice(CudaEnvironment):
 
     def device_of(self, tensor: Tensor) -> int:
         return tensor.get_device() + 1 if not tensor.is_cuda else -1
+
+    def allocated_on(self, device: int, storage: torch.UntypedStorage) -> int:
+        return 0
 
 
 def as_on_a_gpu() -> CudaDispatch:
@@ -170,42 +176,60 @@ def microseconds(step: Step, repeats: int) -> float:
     return best / num_ops * 1e6
 
 
+def alternately(step: Step, repeats: int, ways: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """The best time per op in each way of running it. They take turns, so that all meet the same company."""
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(ROUNDS):
+        for name, way in ways.items():
+            with way():
+                best[name] = min(best[name], microseconds(step, repeats // ROUNDS))
+    return best
+
+
 def per_op(name: str) -> None:
     """Print the costs of one step.
 
-    On a GPU, "empty mode, traced" is the empty mode once a watch was there: PyTorch's GPU trace, which a
-    watch switches on, cannot be switched off again, and calls Python at each allocation and each free.
+    On a GPU, "eager, traced" and "empty mode, traced" are what is left of both once a watch was there:
+    PyTorch's GPU trace, which a watch switches on, cannot be switched off again, and calls Python at each
+    allocation and each free.
     """
     build, repeats = STEPS[name]
     torch.manual_seed(0)
     step = build("cuda" if GPU else "cpu")
     step()
-    eager = microseconds(step, repeats)
-    rows = [("eager", eager)]
-    with EmptyMode():
-        rows.append(("empty dispatch mode", microseconds(step, repeats)))
-    if not GPU:
-        with as_on_a_gpu():
-            rows.append(("watch, as on a GPU", microseconds(step, repeats)))
     num_ops = count_ops(step)
-    with contextlib.nullcontext() if GPU else crosscurrent.simulate():
-        step = build("cuda")
-        if not GPU:
-            rows.append(("simulate", microseconds(step, repeats)))
+    ways: dict[str, Callable[[], Any]] = {"eager": contextlib.nullcontext, "empty dispatch mode": EmptyMode}
+    if GPU:
+        times = alternately(step, repeats, ways)
+        traced: dict[str, Callable[[], Any]] = {
+            "watch": clean_watch,
+            "eager, traced": contextlib.nullcontext,
+            "empty mode, traced": EmptyMode,
+        }
+        times |= alternately(step, repeats, traced)
+        times["PyTorch's sanitizer"] = sanitized(step, repeats)
+    else:
+        times = alternately(step, repeats, ways | {"watch, as on a GPU": as_on_a_gpu})
+        with crosscurrent.simulate():
+            step = build("cuda")
+            simulated = {"simulate": contextlib.nullcontext, "simulate and watch": clean_watch}
+            times |= alternately(step, repeats, simulated)
             num_ops = count_ops(step)
-        with crosscurrent.watch() as watch:
-            rows.append(("watch" if GPU else "simulate and watch", microseconds(step, repeats)))
-        assert not watch.findings, watch.report()
-        if GPU:
-            with EmptyMode():
-                rows.append(("empty mode, traced", microseconds(step, repeats)))
-            rows.append(("PyTorch's sanitizer", sanitized(step, repeats)))
-        del step
+            del step
     print(f"{name}: {num_ops} ops")
-    for label, value in rows:
+    eager = times["eager"]
+    for label, value in times.items():
         print(
             f"  {label:22} {value:7.2f} us/op  {value - eager:+7.2f} over eager  {value / eager:5.1f} times"
         )
+
+
+@contextlib.contextmanager
+def clean_watch() -> Iterator[None]:
+    """A watch that finds nothing."""
+    with crosscurrent.watch() as watch:
+        yield
+    assert not watch.findings, watch.report()
 
 
 def sanitized(step: Step, repeats: int) -> float:

@@ -64,6 +64,18 @@ def test_work_that_turns_out_to_be_less_takes_less_time(bar: Bar, clock: _Clock)
     assert bar.tasks[0].time_remaining == 5
 
 
+def test_small_steps_are_shown_as_a_share() -> None:
+    bar = progress(share=True)
+    task = bar.begin("save", total=None)
+    bar.count(task, 250_000_000, 1_000_000_000)
+    console = Console(file=StringIO(), width=120)
+    console.print(bar.get_renderable())
+    assert isinstance(console.file, StringIO)
+    shown = console.file.getvalue()
+    assert " 25% " in shown
+    assert "000" not in shown
+
+
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_the_time_left_is_whole_where_the_description_is_not(
     width: int, monkeypatch: pytest.MonkeyPatch, clock: _Clock

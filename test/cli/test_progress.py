@@ -112,6 +112,13 @@ def test_a_proof_counts_the_runs_that_it_takes_at_most(tmp_path: Path) -> None:
     assert "witness  unproven" in shown
 
 
+def test_a_program_that_is_saved_and_loaded_says_how_much_is_left(program: str, tmp_path: Path) -> None:
+    script, file = str(Path(program).with_name("long.py")), str(tmp_path / "again.ccp")
+    done = r"{} program \S+ +100% .* gone, +0:00:00 left"
+    assert re.search(done.format("save"), _on_a_terminal(["check", *SIMULATE, "--save", file, script]))
+    assert re.search(done.format("load"), _on_a_terminal(["replay", file]))
+
+
 @pytest.mark.parametrize("schedule", [False, True])
 def test_a_replay_in_one_order_says_how_much_is_left(program: str, *, schedule: bool) -> None:
     from crosscurrent.schedules import Schedule, load

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from crosscurrent.schedules import storage
 from crosscurrent.schedules.errors import DamagedError, NotReplayableError, VersionError
 from crosscurrent.schedules.program import Program
 from crosscurrent.schedules.replay import Replayer
@@ -63,6 +65,54 @@ def test_a_program_comes_back_as_it_was(program: Program, tmp_path: Path) -> Non
     assert one.run(early) == other.run(early)
 
 
+def test_tensors_of_every_kind_are_those_of_the_file(program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "step.ccp"
+    numbers = torch.complex(torch.arange(6.0), torch.arange(6.0)).reshape(2, 3)
+    values = {
+        "odd": torch.tensor([True, False, True]),
+        "none": torch.empty(0, 4),
+        "scalar": torch.tensor(7.0, dtype=torch.float64),
+        "half": torch.tensor([1.5, -2.0, 3.0], dtype=torch.bfloat16),
+        "conjugate": numbers.conj(),
+        "negative": numbers.conj().imag,
+        "transposed": torch.arange(6).reshape(2, 3).T,
+        "expanded": torch.tensor([3], dtype=torch.int16).expand(5),
+        "parameter": torch.nn.Parameter(torch.ones(3)),
+    }
+    save(dataclasses.replace(program, recorded=values), path)
+    recorded = load(path).recorded
+    assert recorded.keys() == values.keys()
+    for name, value in values.items():
+        assert torch.equal(recorded[name], value), name
+        assert recorded[name].dtype == value.dtype
+        assert recorded[name].data_ptr() % value.itemsize == 0, "not aligned"
+    assert len(load_file(path)) > len(values), "other readers of safetensors take it, too"
+
+
+def test_saving_and_loading_tell_how_far_they_are(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_PIECE", 16)
+    path = tmp_path / "step.ccp"
+    saving: list[tuple[int, int]] = []
+    save(program, path, told=lambda done, most: saving.append((done, most)))
+    nbytes = sum(tensor.nbytes for tensor in load_file(path).values())
+    assert nbytes > 16
+    assert (saving[0], saving[-1]) == ((0, 2 * nbytes), (2 * nbytes, 2 * nbytes))
+    steps = [after - before for (before, _), (after, _) in pairwise(saving)]
+    assert 0 < min(steps) <= max(steps) == 16
+
+    loading: list[tuple[int, int]] = []
+    load(path, told=lambda done, most: loading.append((done, most)))
+    most = loading[0][1]
+    assert {each for _, each in loading} == {most}
+    assert (loading[0][0], loading[-1][0]) == (0, most)
+    *steps, parse, build = (after - before for (before, _), (after, _) in pairwise(loading))
+    assert sum(steps) == nbytes
+    assert 0 < min(steps) <= max(steps) == 16
+    assert parse == build > 0
+
+
 def test_any_damaged_byte_is_noticed(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "step.ccp"
     save(program, path)
@@ -98,6 +148,13 @@ def test_another_kind_of_file_is_named(tmp_path: Path) -> None:
         load(path)
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "nothing")
+
+
+def test_types_that_the_file_cannot_hold_are_named(program: Program, tmp_path: Path) -> None:
+    program = dataclasses.replace(program, recorded={"x": torch.ones(2, dtype=torch.complex128)})
+    with pytest.raises(NotReplayableError, match="complex128"):
+        save(program, tmp_path / "step.ccp")
+    assert not (tmp_path / "step.ccp").exists()
 
 
 def test_what_lives_in_this_process_only_cannot_be_saved(program: Program, tmp_path: Path) -> None:

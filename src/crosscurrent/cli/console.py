@@ -15,6 +15,7 @@ from rich.progress import (
     ProgressColumn,
     Task,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -87,17 +88,18 @@ class Bar(Progress):
         self.update(task, completed=completed)
 
 
-def progress(*columns: ProgressColumn, transient: bool = False) -> Bar:
+def progress(*columns: ProgressColumn, transient: bool = False, share: bool = False) -> Bar:
     """A progress bar with the time left; silent where there is no terminal, or with ``NO_COLOR``.
 
-    A ``transient`` one is gone when it is done.
+    A ``transient`` one is gone when it is done. With ``share`` it shows how much of all is done in percent:
+    the steps are too small to mean something.
     """
     console = error_output()
     whole = Column(no_wrap=True)
     return Bar(
         _Description(),
         BarColumn(bar_width=max(8, min(40, console.width - 100))),
-        MofNCompleteColumn(table_column=whole),
+        (TaskProgressColumn if share else MofNCompleteColumn)(table_column=whole),
         *columns,
         TimeElapsedColumn(table_column=whole),
         TextColumn("gone,"),

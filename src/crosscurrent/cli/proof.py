@@ -6,6 +6,7 @@ import contextlib
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +72,12 @@ class Proof:
         """Write the program, if it is wanted. What hinders that is a remark, and costs no verdict."""
         if self._proving is None or self._path is None:
             return
+        from crosscurrent.schedules import save
+
         try:
-            in_one_act(self._path, self._proving.save)
+            with progress(transient=True, share=True) as bar:
+                told = partial(bar.count, bar.begin("save program", total=None))
+                in_one_act(self._path, partial(save, self._proving.program, told=told))
         except (ValueError, OSError) as error:  # something that lives in this process only; a full disk
             self.not_saved = str(error)
             self.remarks.append(f"the program was not saved: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
@@ -68,7 +69,8 @@ def run(arguments: Namespace) -> int:
     if arguments.schedule is not None and strategies:
         raise WrongUseError("either one SCHEDULE is run, or --schedules and --exhaustive are tried")
     with as_wrong_use():
-        program = load(arguments.trace)
+        with progress(transient=True, share=True) as bar:
+            program = load(arguments.trace, told=partial(bar.count, bar.begin("load program", total=None)))
         if arguments.schedule is not None:
             return _one(program, arguments.schedule)
         engine = engine_of(arguments.engine, arguments.workers)

@@ -15,16 +15,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialized
 from torch import Tensor
 
 from crosscurrent.checks import file_path
+from crosscurrent.schedules.countdown import Countdown, Told
 from crosscurrent.schedules.errors import DamagedError, NotReplayableError, VersionError
 from crosscurrent.schedules.program import Action, Buffer, Call, Given, HostRead, Program, View
 from crosscurrent.trace import records as trace
@@ -32,6 +34,12 @@ from crosscurrent.trace.records import Access, Lane, MemoryKind, Record, Region,
 
 FORMAT = "crosscurrent program"
 VERSION = "1"
+
+_PIECE = 1 << 24
+"""Bytes that are gone through at once: some ten milliseconds."""
+
+_CHARACTER = 64
+"""Bytes of tensors that are gone through in the time that a character takes to be understood."""
 
 _RECORDS: Mapping[str, type] = {
     kind.__name__: kind
@@ -49,8 +57,12 @@ _RECORDS: Mapping[str, type] = {
 }
 
 
-def save(program: Program, path: str | Path) -> None:
-    """Write a program to a file. Raises ``NotReplayableError`` if a part of it lives in this process only."""
+def save(program: Program, path: str | Path, *, told: Told | None = None) -> None:
+    """Write a program to a file. Raises ``NotReplayableError`` if a part of it lives in this process only.
+
+    ``told`` is called meanwhile with the bytes of tensors that were gone through, and with how many these
+    will be: each is twice.
+    """
     tensors = _Tensors()
     body = {
         "records": [[type(record).__name__, *map(_plain, record[1:])] for record in program.records],
@@ -70,19 +82,23 @@ def save(program: Program, path: str | Path) -> None:
         "device": program.device,
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False)
+    countdown = Countdown(told)
+    countdown.expect(2 * tensors.nbytes)
     metadata = {
         "format": FORMAT,
         "version": VERSION,
         "program": text,
-        "checksum": _checksum(text, tensors.by_name),
+        "checksum": _checksum(text, tensors.by_name, countdown),
     }
-    save_file(tensors.by_name, str(path), metadata=metadata)
+    _write(path, metadata, tensors.by_name, countdown)
 
 
-def load(path: str | Path) -> Program:
+def load(path: str | Path, *, told: Told | None = None) -> Program:
     """Read a program from a file.
 
     Raises ``DamagedError`` or ``VersionError``, whichever it is, and ``OSError`` where there is no such file.
+    ``told`` is called meanwhile with the bytes that were gone through, and with how many these will be; what
+    is not tensors counts for more of them, by the time that it takes.
     """
     file_path("path", path)
     try:
@@ -99,10 +115,17 @@ def load(path: str | Path) -> Program:
     except SafetensorError as error:
         raise DamagedError(f"{path} is damaged: {error}") from error
     text = metadata.get("program", "")
-    if _checksum(text, tensors) != metadata.get("checksum"):
+    to_understand = _CHARACTER * len(text)
+    countdown = Countdown(told)
+    countdown.expect(sum(tensor.nbytes for tensor in tensors.values()) + 2 * to_understand)
+    if _checksum(text, tensors, countdown) != metadata.get("checksum"):
         raise DamagedError(f"{path} is damaged: its checksum does not fit its content")
     try:
-        return _program(json.loads(text), tensors)
+        body = json.loads(text)
+        countdown.take(to_understand)
+        program = _program(body, tensors)
+        countdown.take(to_understand)
+        return program
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise DamagedError(
             f"{path} is damaged: it holds something that no program holds ({error})"
@@ -115,22 +138,74 @@ class _Tensors:
     def __init__(self) -> None:
         self.by_name: dict[str, Tensor] = {}
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.by_name.values())
+
     def add(self, tensor: Tensor) -> str:
+        _code(tensor.dtype)  # if there is none, better now than after all else
         name = f"t{len(self.by_name)}"
-        self.by_name[name] = tensor.detach().contiguous().clone()
+        self.by_name[name] = tensor.detach().resolve_conj().resolve_neg()
         return name
 
     def add_if(self, tensor: Tensor | None) -> str | None:
         return None if tensor is None else self.add(tensor)
 
 
-def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+def _checksum(text: str, tensors: Mapping[str, Tensor], countdown: Countdown) -> str:
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        for piece in _pieces(tensor, countdown):
+            digest.update(piece)
     return digest.hexdigest()
+
+
+def _write(
+    path: str | Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor], countdown: Countdown
+) -> None:
+    """Write a file of safetensors. Their own ``save_file`` does not say how far it has come."""
+    header: dict[str, object] = {"__metadata__": metadata}
+    names = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # so that each is aligned
+    stop = 0
+    for name in names:
+        tensor = tensors[name]
+        start, stop = stop, stop + tensor.nbytes
+        header[name] = {
+            "dtype": _code(tensor.dtype),
+            "shape": list(tensor.shape),
+            "data_offsets": [start, stop],
+        }
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    with open(path, "wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for name in names:
+            for piece in _pieces(tensors[name], countdown):
+                file.write(piece)
+
+
+def _pieces(tensor: Tensor, countdown: Countdown) -> Iterator[memoryview]:
+    """The bytes of a tensor. Each piece counts when the next one is asked for."""
+    content = tensor.contiguous().flatten().view(torch.uint8).numpy().data
+    for start in range(0, len(content), _PIECE):
+        piece = content[start : start + _PIECE]
+        yield piece
+        countdown.take(len(piece))
+
+
+@cache
+def _code(dtype: torch.dtype) -> str:
+    """What safetensors call a type."""
+    try:
+        one = serialized({"x": torch.empty(1, dtype=dtype, device="cpu")})
+        described = json.loads(one[8 : 8 + int.from_bytes(one[:8], "little")])["x"]
+    except (KeyError, SafetensorError):
+        described = {}
+    if described.get("shape") != [1]:  # or there are some elements in one, of which they count each
+        raise NotReplayableError(f"the program has values of {dtype}, which cannot be saved; replay it here")
+    return str(described["dtype"])
 
 
 def _plain(value: Any) -> Any:

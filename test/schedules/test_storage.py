@@ -157,6 +157,17 @@ def test_types_that_the_file_cannot_hold_are_named(program: Program, tmp_path: P
     assert not (tmp_path / "step.ccp").exists()
 
 
+def test_a_program_that_nobody_could_read_again_is_not_saved(program: Program, tmp_path: Path) -> None:
+    name = "x" * 99_980_000
+    path = tmp_path / "step.ccp"
+    save(dataclasses.replace(program, recorded={name: torch.ones(2)}), path)
+    assert name in load(path).recorded
+    path.unlink()
+    with pytest.raises(NotReplayableError, match="100,000,000; watch fewer steps"):
+        save(dataclasses.replace(program, recorded={name + "x" * 20_000: torch.ones(2)}), path)
+    assert not path.exists()
+
+
 def test_what_lives_in_this_process_only_cannot_be_saved(program: Program, tmp_path: Path) -> None:
     index, actions = next(iter(program.actions.items()))
     changed = {**program.actions, index: (actions[0]._replace(func=torch.mul),)}

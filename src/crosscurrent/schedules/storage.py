@@ -38,6 +38,9 @@ VERSION = "1"
 _PIECE = 1 << 24
 """Bytes that are gone through at once: some ten milliseconds."""
 
+_MOST_HEAD = 100_000_000
+"""Bytes before the tensors that safetensors read at most."""
+
 _CHARACTER = 64
 """Bytes of tensors that are gone through in the time that a character takes to be understood."""
 
@@ -179,6 +182,11 @@ def _write(
         }
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
+    if len(head) > _MOST_HEAD:
+        raise NotReplayableError(
+            f"without its values the program takes {len(head):,} bytes, and a file has room for "
+            f"{_MOST_HEAD:,}; watch fewer steps, or replay it here"
+        )
     with open(path, "wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for name in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +30,15 @@ def record(body: Callable[[], dict[str, Tensor]]) -> tuple[Program, list[Finding
         with crosscurrent.watch(trace=True) as seen, keep_values(seen) as keeper:
             keeper.name(body())
         return keeper.program(), seen.findings
+
+
+def replays(program: Program, finding: Finding) -> tuple[int, int, str]:
+    """The runs of a proof, how many it expected at most, and what it came to."""
+    told: list[tuple[int, int]] = []
+    prover = Prover(program, told=lambda runs, most: told.append((runs, most)))
+    prover.expect([finding])
+    witness = prover.prove(finding)
+    return told[-1][0], told[0][1], str(witness)
 
 
 def checkpoint_sent_too_early() -> dict[str, Tensor]:
@@ -280,3 +290,46 @@ def test_before_the_first_schedule_it_is_known_how_many_others_are_alike(
     before = [most for runs, most in told if runs == 2]
     # The replayer; two directed schedules and eight random ones; two for each pair alike; the reason.
     assert before[-1] == 2 + 2 + 8 + 2 * num_alike + 6
+
+
+def two_ops_that_race_for_two_values() -> dict[str, Tensor]:
+    stream = torch.cuda.Stream()
+    x, y = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+    torch.cuda.synchronize()
+    x.add_(y)
+    with torch.cuda.stream(stream):
+        y.copy_(x)
+    torch.cuda.synchronize()
+    return {"x": x, "y": y}
+
+
+def two_races_that_one_edge_would_repair() -> dict[str, Tensor]:
+    stream = torch.cuda.Stream()
+    x, y = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+    torch.cuda.synchronize()
+    x.mul_(2)
+    y.mul_(2)
+    with torch.cuda.stream(stream):
+        x.mul_(3)
+        y.mul_(3)
+    torch.cuda.synchronize()
+    return {"x": x, "y": y}
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize(
+    ("body", "num_pairs"), [(two_ops_that_race_for_two_values, 1), (two_races_that_one_edge_would_repair, 2)]
+)
+def test_the_same_two_ops_are_run_the_other_way_round_but_once(
+    body: Callable[[], dict[str, Tensor]], num_pairs: int
+) -> None:
+    program, findings = record(body)
+    (finding,) = findings
+    pairs = [(pair.first.index, pair.second.index) for pair in (finding, *finding.also)]
+    assert len(set(pairs)) == num_pairs < len(pairs)
+    runs, most, witness = replays(program, finding)
+    runs_alone, most_alone, witness_alone = replays(program, replace(finding, also=()))
+    assert most == num_pairs * most_alone
+    assert (runs > runs_alone) is (num_pairs > 1)
+    assert witness == witness_alone
+    assert witness.startswith("unproven")

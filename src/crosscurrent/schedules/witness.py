@@ -206,8 +206,17 @@ class Prover:
 
 
 def _pairs(finding: Finding) -> list[_Pair]:
+    """The pairs of a finding that are to be tried.
+
+    Two ops that race for several values are several pairs, and one schedule reverses them all: of pairs with
+    the same ops and the same choices of memory the first is enough.
+    """
+    pairs: dict[tuple[object, ...], _Pair] = {}
     also = [(pair.kind, pair.first, pair.second) for pair in finding.also]
-    return [(finding.kind, finding.first, finding.second), *also]
+    for kind, first, second in [(finding.kind, finding.first, finding.second), *also]:
+        memory = (first.block, second.block, *_shifts(first, second)) if kind is RaceKind.REUSE else ()
+        pairs.setdefault((first.index, second.index, memory), (kind, first, second))
+    return list(pairs.values())
 
 
 def _most(finding: Finding) -> int:

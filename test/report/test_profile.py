@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +100,69 @@ def test_a_run_is_used_once() -> None:
             pass
         with pytest.raises(WrongUseError, match="make a new one"), run:
             pass
+
+
+class Recorded:
+    """What a profiler of a GPU saw, as it would give it: once, and when it was stopped."""
+
+    def __init__(self, events: list[dict[str, Any]]) -> None:
+        self._events = events
+        self._state = "not started"
+
+    def __enter__(self) -> Recorded:
+        self._state = "started"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._state = "stopped"
+
+    def export_chrome_trace(self, path: str) -> None:
+        assert self._state == "stopped"
+        Path(path).write_text(json.dumps({"traceEvents": self._events}))
+        self._state = "given"
+
+
+def activity(category: str, name: str, ts: float, dur: float, **details: Any) -> dict[str, Any]:
+    """An event of a profile, times in microseconds."""
+    return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1} | {
+        "args": {"device": 0, "stream": 7, **details}
+    }
+
+
+LAUNCHED = [
+    activity("user_annotation", kineto.RUN, 0, 100),
+    activity("cuda_runtime", "cudaMemcpyAsync", 1, 1, correlation=1),
+    activity("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 4, 40, correlation=1, bytes=4096),
+    activity("cuda_runtime", "cudaLaunchKernel", 3, 1, correlation=2),
+    activity("kernel", "gemm", 50, 30, correlation=2),
+]
+WAITED = [
+    activity("cuda_runtime", "cudaStreamSynchronize", 5, 76, correlation=3),
+    activity("cuda_sync", "Stream Sync", 5, 76, correlation=3),
+]
+_PROGRAMS = {"nothing": [], "no sync events": LAUNCHED, "a host wait": LAUNCHED + WAITED}
+
+
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_how_far_the_analysis_of_a_profile_has_come(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("crosscurrent.report.profile.profile", lambda **_: Recorded(_PROGRAMS[name]))
+    told: list[tuple[int, int]] = []
+    with crosscurrent.overlap() as run:
+        torch.ones(2).add_(1)
+        run.conclude(told=lambda taken, most: told.append((taken, most)))
+        concluded = run.result
+    assert run.result is concluded, "it is not asked for a second time"
+    bounds = [most for _, most in told]
+    assert told[0][0] == 0
+    assert bounds == sorted(bounds, reverse=True)
+    assert told[-1][0] == told[-1][1] > 0
+    assert [taken for taken, _ in told] == sorted(taken for taken, _ in told)
+    assert not concluded.modelled
+    assert concluded.num_copies == (0 if name == "nothing" else 1)
+    assert (concluded.bounds is not None) is (name == "a host wait")
+    assert [part.call for part in concluded.blocked_by] == ["stream synchronize"] * (name == "a host wait")
 
 
 def copy_rows(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -90,11 +90,13 @@ class OverlapRun:
             self._contexts.__exit__(kind, error, traceback)
 
     def conclude(self, *, told: Told | None = None) -> None:
-        """End the run, and analyse it: what the end of the ``with`` block does.
+        """End the run, and analyse it: what the end of the ``with`` block does, if this was not done before.
 
         ``told`` is called meanwhile with how far that has come, and with how far it has to come at most: a
         number that gets smaller, and never larger.
         """
+        if self._result is not None:  # the profiler gives what it has but once
+            return
         countdown = Countdown(told)
         countdown.expect(self._passes)
         self._contexts.close()

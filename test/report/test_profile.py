@@ -16,6 +16,7 @@ from crosscurrent.errors import WrongUseError
 from crosscurrent.report import kineto
 from crosscurrent.report.costs import Rates
 from crosscurrent.report.profile import annotated_call_sites
+from crosscurrent.trace.records import Site
 
 BATCHES = 4
 
@@ -183,6 +184,21 @@ def test_call_sites_are_annotated_in_a_real_profile(tmp_path: Path) -> None:
     ]
     first = inspect.getsourcelines(copy_rows)[1]
     assert notes == [f"{kineto.SITE_PREFIX}{__file__}:{first + i}:copy_rows" for i in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "file", ['/a "b"/c\\d\n:1:f.py', "/J\xfcrgen/\u4e2d.py", "/100%25/x.py", "/\udcff.py"]
+)
+def test_call_sites_of_files_with_any_name_are_annotated(file: str, tmp_path: Path) -> None:
+    code = compile("torch.ones(2)", file, "exec")
+    with profile(activities=[ProfilerActivity.CPU]) as profiler, annotated_call_sites():
+        exec(code, {"torch": torch})
+    path = tmp_path / "profile.json"
+    profiler.export_chrome_trace(str(path))
+    names = {event["name"] for event in json.loads(path.read_text())["traceEvents"]}
+    assert [kineto.site_of(name) for name in names if name.startswith(kineto.SITE_PREFIX)] == [
+        Site(file, 1, "<module>")
+    ]
 
 
 def test_annotations_leave_torch_as_it_was() -> None:

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
 
 from crosscurrent.report.costs import Direction
 from crosscurrent.report.makespan import Mark, Step, Stop, Wait, Work
@@ -30,10 +31,13 @@ from crosscurrent.report.overlap import Activity, Blocked, Timeline
 from crosscurrent.trace.records import Site
 
 SITE_PREFIX: Final = "crosscurrent site "
-"""Of annotations that name a call site: ``crosscurrent site FILE:LINE:FUNCTION``."""
+"""Of annotations that name a call site: ``crosscurrent site FILE:LINE:FUNCTION``, quoted as in a URL."""
 
 RUN: Final = "crosscurrent run"
 """The annotation around what is to be looked at; calls outside of it (the profiler's own) do not count."""
+
+_PLAIN = "/ !#$&'()*+,:;<=>?@[]^`{|}"
+"""What is not quoted in them: printable ASCII, but what means something in JSON or in quoting itself."""
 
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _CALL_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver"})
@@ -173,14 +177,22 @@ def _launches(events: Sequence[Mapping[str, Any]], zero: float) -> list[_Launch]
 
 def _launch(event: Mapping[str, Any], start: int, stop: int, around: list[Mapping[str, Any]]) -> _Launch:
     site = next(
-        (_site(outer["name"]) for outer in reversed(around) if outer["name"].startswith(SITE_PREFIX)), None
+        (site_of(outer["name"]) for outer in reversed(around) if outer["name"].startswith(SITE_PREFIX)), None
     )
     ops = tuple(outer["name"] for outer in around)
     return _Launch(event["name"], start, stop, event.get("args", {}).get("correlation", -1), site, ops)
 
 
-def _site(annotation: str) -> Site:
-    file, line, function = annotation.removeprefix(SITE_PREFIX).rsplit(":", 2)
+def annotation_of(site: Site) -> str:
+    """The annotation that names a call site. The profiler knows no name that is not ASCII."""
+    text = f"{site.file}:{site.line}:{site.function}"
+    return SITE_PREFIX + quote(text, safe=_PLAIN, errors="surrogateescape")
+
+
+def site_of(annotation: str) -> Site:
+    """The call site that an annotation names."""
+    text = unquote(annotation.removeprefix(SITE_PREFIX), errors="surrogateescape")
+    file, line, function = text.rsplit(":", 2)
     return Site(file, int(line), function)
 
 

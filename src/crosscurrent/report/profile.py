@@ -189,8 +189,7 @@ class _Notes:
         """A context that annotates what happens in it with the line of the program that is running."""
         number = self._sites.here()
         while number >= len(self._texts):
-            site = self._sites.sites[len(self._texts)]
-            self._texts.append(f"{kineto.SITE_PREFIX}{site.file}:{site.line}:{site.function}")
+            self._texts.append(kineto.annotation_of(self._sites.sites[len(self._texts)]))
         # Its plain twin, ``record_function``, takes 15 times as long.
         return torch._C._profiler._RecordFunctionFast(self._texts[number])
 

@@ -12,11 +12,21 @@ from typing import Any
 import pytest
 import torch
 
+from crosscurrent.bench.comparison import Outcome, compare
+from crosscurrent.bench.configurations import CONFIGURATIONS
+from crosscurrent.bench.counts import Role, count
+from crosscurrent.bench.document import Verdict
+from crosscurrent.bench.document import as_json as bench_document
+from crosscurrent.bench.measurements import FlagResult, Peaks, Profile, Result, StepTimes
+from crosscurrent.bench.rates import Rates
+from crosscurrent.bench.roofline import roofline
 from crosscurrent.cli import main
+from crosscurrent.report.costs import Direction
+from crosscurrent.report.overlap import Activity, Blocked, Timeline, analyse
 from crosscurrent.stress.campaign import Failure
 from crosscurrent.stress.history import PAST_RACES, Shown, Told
 from crosscurrent.stress.mutations import Mutant, Score
-from crosscurrent.trace.records import WAIT_KINDS
+from crosscurrent.trace.records import WAIT_KINDS, Site
 
 PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
 SIMULATE = () if torch.cuda.is_available() else ("--simulate",)
@@ -57,6 +67,27 @@ OVERLAP = {
 }
 DOCTOR = {"": "## `crosscurrent doctor`", "results": "An examination:"}
 VERIFY = {"": "## `crosscurrent verify`", "results": "A result:"}
+FLAG = {
+    "": "What was measured with a flag:",
+    ".all_steps": "The times of a step:",
+    ".overlap": "The overlap of a step, a shorter form of what [`overlap`](#crosscurrent-overlap) writes, "
+    "times in nanoseconds too:",
+    ".overlap.by_direction": PART,
+    ".overlap.by_stream": PART,
+    ".overlap.host_waits_at": "A wait of the host in a step:",
+}
+BENCH = {
+    "": "## `crosscurrent bench`",
+    "results": "What was measured of a configuration:",
+    **{f"results.{flag}{path}": title for flag in ("off", "on") for path, title in FLAG.items()},
+    "results.ratio": "A ratio:",
+    "results.roofline": "A roofline:",
+    "results.roofline.forward": "The bound of a pass:",
+    "results.roofline.backward": "The bound of a pass:",
+    "results.rates": "The rates of a device:",
+    "results.rates.products": "A product, of a linear map `y = x W^T`:",
+    "results.comparison": "A comparison:",
+}
 
 PROGRAM = """\
 import torch
@@ -121,6 +152,8 @@ def require_documented(document: Any, titles: Mapping[str, str], *, may_lack: Ma
     """Each object has the fields that its table names; each table that is named has an object."""
     seen = set()
     for path, each in objects(document):
+        if path == "errors":  # by the names of what could not be measured
+            continue
         if path.endswith(("freed_at", "stack")):
             assert SITE <= each.keys() <= SITE | {"stack"}, path
             continue
@@ -216,3 +249,43 @@ def test_stress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_documented(written("stress.json"), {"": "## `crosscurrent stress`"})
     failure = asdict(Failure(case="lastrec, default", seed=None, what="x")) | {"repeat": "the command"}
     assert failure.keys() == documented("A failure:")
+
+
+def test_bench() -> None:
+    copy = Activity(0, 40, 0, "stream 7", "Memcpy HtoD", Direction.HOST_TO_DEVICE, 4096)
+    wait = Blocked(0, 30, "item", Site("train.py", 3, "step"))
+    seen = analyse(Timeline(activities=[copy], blocked=[wait], stop=50))
+    flag = FlagResult(
+        times=(StepTimes(forward=1.0, backward=2.0, host_forward=0.5, host_backward=0.5),),
+        peaks=Peaks(device=1, pinned=1, pinned_is_measured=True),
+        profile=Profile(overlap=seen, waits=seen.blocked_by),
+    )
+    counts = count(CONFIGURATIONS["cpu-small"])
+    rates = Rates(
+        products=dict.fromkeys(counts.products, 1.0),
+        overall=1.0,
+        to_device=1.0,
+        to_host=1.0,
+        to_device_at_once=1.0,
+        to_host_at_once=1.0,
+        copy_bytes=1,
+    )
+    outcome = Outcome(loss=torch.ones(()), gradients={"weight": torch.ones(2)})
+    result = Result(
+        configuration=CONFIGURATIONS["cpu-small"],
+        device="made up",
+        off=flag,
+        on=flag,
+        comparison=compare(outcome, outcome),
+        rates=rates,
+        roofline=roofline(counts, rates),
+    )
+    document = bench_document([result], {"h200-a": "RuntimeError: no device"})
+    require_documented(document, BENCH)
+    for row, values in (
+        ('| `verdict` | `"equal"`', {each.value for each in Verdict}),
+        ("| `role` |", {each.value for each in Role}),
+        ("| `clock` |", {document["results"][0]["clock"], "CUDA events"}),
+    ):
+        told = PAGE.split(f"\n{row}", 1)[1].split("\n", 1)[0]
+        assert set(re.findall(r'"([\w -]+)"', row + told)) == values

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -58,13 +59,12 @@ class AllOnDevice(CudaEnvironment):
 
     def __init__(self) -> None:
         super().__init__()
-        self.current_stream = {0: 0}.__getitem__
+        # Both without a frame of Python's, as on a GPU: device 1 is where ``is_cpu`` is true.
+        self.current_stream = {1: 0}.__getitem__
+        self.device_of = attrgetter("is_cpu")
 
     def classify(self, tensor: Tensor) -> tuple[MemoryKind, int]:
-        return MemoryKind.DEVICE, 0
-
-    def device_of(self, tensor: Tensor) -> int:
-        return tensor.get_device() + 1 if not tensor.is_cuda else -1
+        return MemoryKind.DEVICE, 1
 
     def allocated_on(self, device: int, storage: torch.UntypedStorage) -> int:
         return 0
@@ -74,7 +74,7 @@ def as_on_a_gpu() -> CudaDispatch:
     """The dispatch mode of a watch on a GPU, for the tensors of a CPU."""
     source = CudaSource()
     source.environment = AllOnDevice()
-    source.tracer = Tracer(source.environment, [Detector().feed])
+    source.tap.tracer = Tracer(source.environment, [Detector()])
     return CudaDispatch(source)
 
 

@@ -16,11 +16,6 @@ from crosscurrent.trace.sites import Sites
 PACKAGE = crosscurrent.__file__.removesuffix("__init__.py")
 
 
-def tap(sites: Sites) -> int:
-    """Stands for a tap, which ``Sites`` does not look at."""
-    return sites.here()
-
-
 def through(filename: str, call: Callable[[], Any]) -> Callable[[], Any]:
     """``call``, called by a function that seems to come from a file."""
     names: dict[str, Any] = {}
@@ -28,16 +23,22 @@ def through(filename: str, call: Callable[[], Any]) -> Callable[[], Any]:
     return partial(names["f"], call)
 
 
+def tap(sites: Sites) -> Callable[[], Any]:
+    """Stands for a tap, which ``Sites`` does not look at."""
+    return through(f"{PACKAGE}trace/tap.py", sites.here)
+
+
 def test_line_of_the_caller_is_found_once() -> None:
     sites = Sites()
-    first, again = [tap(sites) for _ in range(2)]
-    other = tap(sites)
+    tapped = tap(sites)
+    first, again = [tapped() for _ in range(2)]
+    other = tapped()
     assert first == again
     assert first != other
     site = sites.sites[other]
     assert site.file == __file__
     assert site.function == "test_line_of_the_caller_is_found_once"
-    assert site.line == test_line_of_the_caller_is_found_once.__code__.co_firstlineno + 3
+    assert site.line == test_line_of_the_caller_is_found_once.__code__.co_firstlineno + 4
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_line_of_the_caller_is_found_once() -> None:
 )
 def test_frames_of_torch_and_of_the_verifier_are_passed_over(filename: str) -> None:
     sites = Sites()
-    through(filename, through(filename, partial(tap, sites)))()
+    through(filename, through(filename, tap(sites)))()
     assert [site.file for site in sites.sites] == [__file__]
 
 
@@ -54,13 +55,13 @@ def test_frames_of_torch_and_of_the_verifier_are_passed_over(filename: str) -> N
 def test_the_gradient_is_user_code(part: str) -> None:
     """The verifier looks at this package's own gradient, cache and models from outside."""
     sites = Sites()
-    through(f"{PACKAGE}{part}", through(torch.__file__, partial(tap, sites)))()
+    through(f"{PACKAGE}{part}", through(torch.__file__, tap(sites)))()
     assert [site.file for site in sites.sites] == [f"{PACKAGE}{part}"]
 
 
 def test_place_is_turned_into_a_site_later() -> None:
     sites = Sites()
-    place = through("user.py", through("callback.py", sites.place))()
+    place = through("user.py", through(f"{PACKAGE}trace/tap.py", sites.place))()
     assert sites.sites == []
     site = sites.sites[sites.at(place)]
     assert (site.file, site.line, site.function) == ("user.py", 2, "f")
@@ -68,7 +69,7 @@ def test_place_is_turned_into_a_site_later() -> None:
 
 def test_full_stack_has_no_internal_frames() -> None:
     sites = Sites(full_stack=True)
-    through(torch.__file__, through("user.py", through(torch.__file__, partial(tap, sites))))()
+    through(torch.__file__, through("user.py", through(torch.__file__, tap(sites))))()
     (site,) = sites.sites
     assert site.file == "user.py"
     files = [file for file, _, _ in site.stack]
@@ -80,7 +81,7 @@ def test_a_thread_that_torch_started_is_told_by_its_function() -> None:
     """As the loader's thread that pins memory: there is no line of a user in it."""
     sites = Sites()
     sites.waiting.append(sites.here())  # and a backward pass of another thread is not to blame
-    loop = through(torch.__file__, through(torch.__file__, partial(tap, sites)))
+    loop = through(torch.__file__, through(torch.__file__, tap(sites)))
     thread = threading.Thread(target=loop)
     thread.start()
     thread.join()
@@ -89,7 +90,7 @@ def test_a_thread_that_torch_started_is_told_by_its_function() -> None:
 
 def test_a_thread_of_the_user_is_told_by_its_line() -> None:
     sites = Sites()
-    thread = threading.Thread(target=through("mine.py", partial(tap, sites)))
+    thread = threading.Thread(target=through("mine.py", tap(sites)))
     thread.start()
     thread.join()
     assert [site.file for site in sites.sites] == ["mine.py"]

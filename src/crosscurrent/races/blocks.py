@@ -31,17 +31,17 @@ Note [Reuse]
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crosscurrent.races.causes import Freed
 from crosscurrent.races.clocks import Clock
 from crosscurrent.races.regions import Cover, contains
-from crosscurrent.trace.records import HOST, Access, Free, MemoryKind, Op, Region
+from crosscurrent.trace.records import HOST, Access, MemoryKind, Op, Region
 
-MOST_SPARE = 256
+MOST_SPARE: Final = 256
 """Blocks that a pool keeps to use again."""
 
-SMALL_BLOCK = 1 << 20
+SMALL_BLOCK: Final = 1 << 20
 """Largest block, in bytes, that PyTorch's caching allocator serves from its pool of small blocks."""
 
 REGIONS = 32
@@ -50,10 +50,10 @@ REGIONS = 32
 Entry = tuple[int, Op, Access]
 """An access and its epoch."""
 
-NEVER: Entry = (0, Op(-1, HOST, "", -1, ()), Access(-1, Region(0, 1, 1), False))
+NEVER: Final[Entry] = (0, Op(-1, HOST, "", -1, ()), Access(-1, Region(0, 1, 1), False))
 
 
-ALONE: dict[Region, Entry] = {}
+ALONE: Final[dict[Region, Entry]] = {}
 """The table of a history of which the last access, if there is one, is all that is remembered. Shared by
 all of them, and told by identity: most blocks are only ever seen whole, and need no table."""
 
@@ -79,7 +79,7 @@ class History:
         region = entry[2][1]
         entries = self.writes
         if entries is ALONE:
-            if last is NEVER or last[2][1] == region:
+            if not last[0] or last[2][1] == region:
                 return False
             entries = self.writes = {last[2][1]: last}
         entries[region] = entry
@@ -91,7 +91,7 @@ class History:
         region = entry[2][1]
         entries = self.reads
         if entries is ALONE:
-            if last is NEVER or last[2][1] == region:
+            if not last[0] or last[2][1] == region:
                 return False
             entries = self.reads = {last[2][1]: last}
         entries[region] = entry
@@ -111,13 +111,13 @@ class History:
         """The writes that are remembered."""
         if self.writes is not ALONE:
             return self.writes.values()
-        return () if self.last_write is NEVER else (self.last_write,)
+        return () if not self.last_write[0] else (self.last_write,)
 
     def seen(self) -> Iterable[Entry]:
         """The reads that are remembered."""
         if self.reads is not ALONE:
             return self.reads.values()
-        return () if self.last_read is NEVER else (self.last_read,)
+        return () if not self.last_read[0] else (self.last_read,)
 
     def done(self, known: int) -> bool:
         """Whether all of it is over once the lane's epoch ``known`` is."""
@@ -171,9 +171,11 @@ class Residue(NamedTuple):
     freed: Freed
 
 
-Owed = tuple[Entry, Free, int]
-"""An access of a pool's own lane that was not known to be done when its block was given back: the access, the
-free, and the call site of the allocation."""
+Owed = tuple[Entry, int, int, int, int]
+"""An access of a pool's own lane that was not known to be done when its block was given back: the access; the
+index, the block and the call site of the free; and the call site of the allocation."""
+
+NOT_OWED: Final[Owed] = (NEVER, -1, -1, -1, -1)
 
 Key = tuple[bool] | tuple[bool, str, int, int]
 """What residue of a lane is kept apart: by whether it wrote, and by op, call site, and call site of the
@@ -189,23 +191,23 @@ class Pool:
         self.spare: list[Block] = []
         """Freed blocks that only their own lane used, cleared, to be used again: most blocks live for a few
         ops, and making one takes longer than all that is done with it."""
-        self.own_write: Owed | None = None
-        self.own_read: Owed | None = None
+        self.own_write: Owed = NOT_OWED
+        self.own_read: Owed = NOT_OWED
         self.residue: dict[int, dict[Key, Residue]] = {}
         self.snapshot: tuple[Residue, ...] | None = ()
 
-    def take_back(self, block: Block, free: Free, done: Clock) -> None:
+    def take_back(self, block: Block, index: int, number: int, site: int, done: Clock) -> None:
         """Keep what still runs on a freed block once all up to ``done`` is over."""
         freed: Freed | None = None
         for lane, history in block.lanes.items():
             known = done[lane]
             if lane == block.owner:
-                self.take_own(history, known, free, block.site)
+                self.take_own(history, known, index, number, site, block.site)
                 continue
             if history.done(known):
                 continue
             if freed is None:
-                freed = freed_of(free, block.owner, block.site)
+                freed = Freed(number, block.owner, block.site, site, index)
             for entry in history.entries():
                 if entry[0] > known:
                     _, op, (_, _, write, *_) = entry
@@ -218,16 +220,18 @@ class Pool:
                         group[key] = Residue(lane, entry, freed)
             self.snapshot = None
 
-    def take_own(self, history: History, known: int, free: Free, site: int) -> None:
+    def take_own(
+        self, history: History, known: int, index: int, number: int, site: int, allocated: int
+    ) -> None:
         """Keep the last write and the last read of the pool's own lane."""
         entry = history.last_write
         epoch = entry[0]
-        if epoch > known and (self.own_write is None or self.own_write[0][0] < epoch):
-            self.own_write = (entry, free, site)
+        if epoch > known and self.own_write[0][0] < epoch:
+            self.own_write = (entry, index, number, site, allocated)
         entry = history.last_read
         epoch = entry[0]
-        if epoch > known and (self.own_read is None or self.own_read[0][0] < epoch):
-            self.own_read = (entry, free, site)
+        if epoch > known and self.own_read[0][0] < epoch:
+            self.own_read = (entry, index, number, site, allocated)
 
     def hazards(self, host: Clock, owner: Clock) -> tuple[Residue, ...]:
         """What other lanes may still do to memory that is handed out now."""
@@ -273,7 +277,15 @@ class Block:
         "used",
     )
 
-    def __init__(self, nbytes: int, memory: MemoryKind, owner: int, pool: Pool | None, site: int) -> None:
+    def __init__(
+        self,
+        nbytes: int = -1,
+        memory: MemoryKind = MemoryKind.DEVICE,
+        owner: int = -1,
+        pool: Pool | None = None,
+        site: int = -1,
+    ) -> None:
+        # Without arguments it can be unpickled where it is compiled; they are those of an unknown allocation.
         self.nbytes = nbytes
         self.memory = memory
         self.owner = owner
@@ -281,8 +293,8 @@ class Block:
         self.site = site
         self.lanes: dict[int, History] = {}
         self.hazards: tuple[Residue, ...] = ()
-        self.own_write: Owed | None = None
-        self.own_read: Owed | None = None
+        self.own_write: Owed = NOT_OWED
+        self.own_read: Owed = NOT_OWED
         self.told: frozenset[tuple[int, int, bool, int]] = frozenset()
         self.sole = -1
         self.mine = _UNUSED
@@ -291,14 +303,19 @@ class Block:
     @property
     def is_haunted(self) -> bool:
         """Whether the memory may still be in use by what was there before."""
-        return bool(self.hazards) or self.own_write is not None or self.own_read is not None
+        return bool(self.hazards) or self.is_owed
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether the pool's own lane may still be at it."""
+        return self.own_write[0][0] > 0 or self.own_read[0][0] > 0
 
     def owed(self) -> Iterable[Residue]:
         """What the pool's own lane may still do to the memory."""
         for owed in (self.own_write, self.own_read):
-            if owed is not None:
-                entry, free, site = owed
-                yield Residue(self.owner, entry, freed_of(free, self.owner, site))
+            entry, index, number, site, allocated = owed
+            if entry[0]:
+                yield Residue(self.owner, entry, Freed(number, self.owner, allocated, site, index))
 
     def hold(self, lane: int) -> None:
         """The allocator will hold the block back for ``lane``; for the pool's own lane it does not."""
@@ -306,11 +323,6 @@ class Block:
             if self.used is None:
                 self.used = set()
             self.used.add(lane)
-
-
-def freed_of(free: Free, owner: int, site: int) -> Freed:
-    """The block that ``free`` gave back to the pool of lane ``owner``; ``site`` allocated it."""
-    return Freed(free.block, owner, site, free.site, free.index)
 
 
 _UNUSED = History()

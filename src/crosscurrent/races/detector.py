@@ -5,12 +5,13 @@ How it remembers accesses and freed memory is told in ``blocks.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from crosscurrent.races.blocks import (
     ALONE,
     MOST_SPARE,
     NEVER,
+    NOT_OWED,
     REGIONS,
     SMALL_BLOCK,
     Block,
@@ -36,13 +37,14 @@ from crosscurrent.trace.records import (
     Op,
     Record,
     RecordEvent,
+    Sink,
     TraceInfo,
     Unknown,
     UseStream,
     WaitEvent,
 )
 
-_PINNED = MemoryKind.PINNED
+_PINNED: Final = MemoryKind.PINNED
 
 
 class HostWaitCount(NamedTuple):
@@ -64,7 +66,7 @@ class UnknownCount(NamedTuple):
     times: int
 
 
-class Detector:
+class Detector(Sink):
     """Fed a trace record by record, knows its races so far.
 
     >>> detector = Detector()
@@ -99,9 +101,13 @@ class Detector:
 
     def feed(self, record: Record) -> None:
         """Take in the next record of the trace."""
-        if record.__class__ is not Op:
+        if record.__class__ is Op:
+            self.op(record)
+        else:
             self._feeders[record.__class__](record)
-            return
+
+    def op(self, record: Op) -> None:
+        """Take in the next record, an ``Op``."""
         lane = record[1]
         clock = self._clocks.of(lane)
         if lane == HOST:
@@ -123,7 +129,7 @@ class Detector:
             if not write:
                 # As ``History.read`` does it, for the usual case.
                 last = history.last_read
-                if history.reads is ALONE and (last is NEVER or last[2][1] is region):
+                if history.reads is ALONE and (not last[0] or last[2][1] is region):
                     history.last_read = entry
                 elif history.read(entry):
                     self._forget(block)
@@ -137,7 +143,7 @@ class Detector:
                 history.writes = history.reads = ALONE
                 if block.sole == lane:
                     block.hazards = ()
-                    block.own_write = block.own_read = None
+                    block.own_write = block.own_read = NOT_OWED
                     if len(block.lanes) != 1:
                         block.lanes = {lane: history}
 
@@ -227,7 +233,7 @@ class Detector:
             if residue.lane != lane and residue.entry[0] > clock[residue.lane]:
                 clean = False
                 self._reuse(block, residue, op, access)
-        if lane != block.owner and (block.own_write is not None or block.own_read is not None):
+        if lane != block.owner and block.is_owed:
             for residue in block.owed():
                 if residue.entry[0] > clock[residue.lane]:
                     clean = False
@@ -278,7 +284,18 @@ class Detector:
     # Memory.
 
     def _alloc(self, alloc: Alloc) -> None:
-        _, number, owner, nbytes, memory, site, fresh = alloc
+        index, number, owner, nbytes, memory, site, fresh = alloc
+        self.alloc(index, number, owner, nbytes, memory, site, fresh)
+
+    def _free(self, free: Free) -> None:
+        index, number, site = free
+        self.free(index, number, site)
+
+    def alloc(
+        self, index: int, block: int, lane: int, nbytes: int, memory: MemoryKind, site: int, fresh: bool
+    ) -> None:
+        """Take in the next record, an ``Alloc``."""
+        number, owner = block, lane
         if memory is _PINNED:
             # One pool for all: a pinned block belongs to no stream, and is the host's when it is handed out.
             owner = HOST
@@ -290,39 +307,43 @@ class Detector:
             pool = pools[owner] = Pool()
             self._clocks.of(owner)  # clocks have room for all lanes of which there is a history
         if fresh and pool.spare and not pool.residue:
-            block = self._blocks[number] = pool.spare.pop()
-            block.nbytes = nbytes
-            block.site = site
-            block.own_write = pool.own_write
-            block.own_read = pool.own_read
+            made = self._blocks[number] = pool.spare.pop()
+            made.nbytes = nbytes
+            made.site = site
+            made.own_write = pool.own_write
+            made.own_read = pool.own_read
             return
-        block = self._blocks[number] = Block(nbytes, memory, owner, pool, site)
+        made = self._blocks[number] = Block(nbytes, memory, owner, pool, site)
         if not fresh:
             return
-        block.own_write = pool.own_write
-        block.own_read = pool.own_read
+        made.own_write = pool.own_write
+        made.own_read = pool.own_read
         if pool.residue:
             clock = self._clocks.of(owner)
-            block.hazards = pool.hazards(self._clocks.host, clock)
-            for lane, entry, _ in block.hazards:
-                if entry[0] > clock[lane]:
+            made.hazards = pool.hazards(self._clocks.host, clock)
+            for other, entry, _ in made.hazards:
+                if entry[0] > clock[other]:
                     return
         if owner != HOST:
-            block.mine = block.lanes[owner] = History()
-            block.sole = owner
+            made.mine = made.lanes[owner] = History()
+            made.sole = owner
 
-    def _free(self, free: Free) -> None:
-        block = self._blocks.pop(free[1], None)
+    def free(self, index: int, block: int, site: int) -> None:
+        """Take in the next record, a ``Free``."""
+        number = block
+        self._give_back(self._blocks.pop(number, None), index, number, site)
+
+    def _give_back(self, block: Block | None, index: int, number: int, site: int) -> None:
         if block is None or not block.lanes:
             return
         pool = block.pool
         if pool is None:
-            self._not_understood(_homeless(free))
+            self._not_understood(_homeless(index, site))
             return
         done = self._clocks.host
         owner = block.owner
         if block.sole == owner and not (block.hazards or block.used or len(block.lanes) > 1):
-            pool.take_own(block.mine, done[owner], free, block.site)
+            pool.take_own(block.mine, done[owner], index, number, site, block.site)
             if not block.told and len(pool.spare) < MOST_SPARE:
                 block.mine.clear()
                 pool.spare.append(block)
@@ -330,7 +351,7 @@ class Detector:
         if block.used:
             for lane in block.used:
                 done = list(map(max, done, self._clocks.of(lane)))
-        pool.take_back(block, free, done)
+        pool.take_back(block, index, number, site, done)
 
     def _use_stream(self, use: UseStream) -> None:
         block = self._blocks.get(use.block)
@@ -339,7 +360,7 @@ class Detector:
 
     def _unannounced(self, number: int, op: Op) -> Block:
         """A block whose allocation the trace does not tell."""
-        block = self._blocks[number] = Block(-1, MemoryKind.DEVICE, -1, None, op.site)
+        block = self._blocks[number] = Block(site=op.site)
         return block
 
     # Synchronization.
@@ -379,6 +400,6 @@ class Detector:
         )
 
 
-def _homeless(free: Free) -> Unknown:
+def _homeless(index: int, site: int) -> Unknown:
     reason = "freed, but its allocation is not in the trace, so that its reuse cannot be judged"
-    return Unknown(free.index, "free", free.site, reason)
+    return Unknown(index, "free", site, reason)

@@ -22,7 +22,7 @@ from crosscurrent.errors import RaceError, WrongUseError
 from crosscurrent.races.detector import Detector
 from crosscurrent.races.findings import Finding
 from crosscurrent.races.summary import as_json, as_text
-from crosscurrent.trace.records import Lane, Record, Site, TraceInfo
+from crosscurrent.trace.records import Lane, Record, Sink, Site, TraceInfo
 from crosscurrent.trace.simulate import active
 from crosscurrent.trace.tracer import Tracer
 
@@ -97,7 +97,7 @@ class Watch:
         if self._tracer is not None:
             raise WrongUseError("this watch was entered before; make a new one with crosscurrent.watch()")
         source, environment = _source()
-        sinks: list[Callable[[Record], None]] = [self._detector.feed]
+        sinks: list[Sink | Callable[[Record], None]] = [self._detector]
         if self._keeps_trace:
             sinks.append(self._records.append)
         tracer = Tracer(environment, sinks, full_stack=self._full_stack)

@@ -18,15 +18,16 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.cuda import _gpu_trace
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crosscurrent.trace.access import Kind, signature
 from crosscurrent.trace.cuda_patches import Patches, install, nobody_listens
+from crosscurrent.trace.handler import Handler, Here, Tap, device_of
 from crosscurrent.trace.recorder import DEFAULT_STREAM
 from crosscurrent.trace.records import MemoryKind
 from crosscurrent.trace.segments import Segments
@@ -34,7 +35,6 @@ from crosscurrent.trace.subclasses import has_own_dispatch
 from crosscurrent.trace.tracer import Tracer
 
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
-_KNOWS_ITS_WAITS = frozenset({Kind.COPY, Kind.TO_COPY, Kind.FOREACH_COPY, Kind.WAITS, Kind.INDEX, Kind.PIN})
 
 
 class CudaEnvironment:
@@ -48,6 +48,11 @@ class CudaEnvironment:
             torch._C, "_cuda_getCurrentRawStream", lambda device: DEFAULT_STREAM
         )
         """Gives the handle of the calling thread's current stream; autograd's threads set theirs, too."""
+        # For each result: PyTorch's own as well, where no other accelerator's tensors have indices.
+        accelerator = torch.accelerator.current_accelerator()
+        is_cuda_only = accelerator is None or accelerator.type == "cuda"
+        self.device_of: Callable[[Tensor], int] = Tensor.get_device if is_cuda_only else device_of
+        """The index of the CUDA device of a plain tensor; negative for any other."""
         self.segments = Segments()
 
     def classify(self, tensor: Tensor) -> tuple[MemoryKind, int] | None:
@@ -59,10 +64,6 @@ class CudaEnvironment:
         if tensor.device.type == "cpu" and tensor.is_pinned():
             return MemoryKind.PINNED, -1
         return None
-
-    def device_of(self, tensor: Tensor) -> int:
-        """The index of the CUDA device of a plain tensor; negative for any other."""
-        return tensor.get_device() if tensor.is_cuda else -1
 
     def allocated_on(self, device: int, storage: torch.UntypedStorage) -> int:
         """The stream that memory was allocated on, of which nothing was seen."""
@@ -90,46 +91,6 @@ class CudaEnvironment:
         return real.device_index, real.cuda_stream
 
 
-class _Way(NamedTuple):
-    """How an op is run."""
-
-    func: Any
-    """The op; kept, so that its id is its own."""
-    run: Callable[..., Any]
-    is_composite: bool
-    touches_nothing: bool
-    knows_its_waits: bool
-
-
-def _way(func: Any) -> _Way:
-    # An overload does nothing when it is called but call this; it is one Python frame less for each op.
-    run = func._op if type(func) is torch._ops.OpOverload else func
-    sign = signature(func)
-    kind = sign.kind
-    touches_nothing = kind is Kind.NOTHING and not sign.may_move
-    return _Way(func, run, _is_composite(func), touches_nothing, kind in _KNOWS_ITS_WAITS)
-
-
-_Held: TypeAlias = tuple[Callable[[], None], ...]
-_NOTHING_HELD: _Held = ()
-
-
-class _Here:
-    """The callbacks of one thread that are held back while an op runs; None outside of ops."""
-
-    __slots__ = ("held",)
-
-    def __init__(self) -> None:
-        self.held: _Held | None = None
-
-
-class _Local(threading.local):
-    """What belongs to one thread."""
-
-    def __init__(self) -> None:
-        self.here = _Here()
-
-
 class CudaDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Shows each op to a tracer after it ran. One for each thread."""
 
@@ -137,48 +98,21 @@ class CudaDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, source: CudaSource) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._source = source
-        self._local = source.local
-        self._ways: dict[int, _Way] = {}
+        # Found before the method of the class. PyTorch insists on a method of this very object.
+        self.__torch_dispatch__ = MethodType(  # type: ignore[method-assign]
+            Handler(source.tap).handle, self
+        )
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # the wrapper that hides a handler from the compiler costs more than the handler
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if types and any(has_own_dispatch(kind) for kind in types):
-            return NotImplemented  # a tensor subclass takes its ops apart first
-        if kwargs is None:
-            kwargs = {}
-        way = self._ways.get(id(func))
-        if way is None:
-            way = self._ways[id(func)] = _way(func)
-        _, run, is_composite, touches_nothing, knows_its_waits = way
-        if is_composite:
-            with self:
-                out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
-        tracer = self._source.tracer
-        if tracer is None:  # a thread that outlives the watch
-            return func(*args, **kwargs)
-        if tracer.observers:
-            tracer.before(func, args, kwargs)
-        elif touches_nothing:
-            return run(*args, **kwargs)
-        here = self._local.here
-        outer, here.held = here.held, _NOTHING_HELD
-        try:
-            out = run(*args, **kwargs)
-        finally:
-            held, here.held = here.held, outer
-        if held and not knows_its_waits:
-            for report in held:
-                report()
-        tracer.op(func, args, kwargs, out)
-        return out
+
+class _Local(threading.local):
+    """What belongs to one thread."""
+
+    def __init__(self) -> None:
+        self.here = Here()
 
 
 class CudaSource:
@@ -186,19 +120,23 @@ class CudaSource:
 
     def __init__(self) -> None:
         self.environment = CudaEnvironment()
-        self.tracer: Tracer | None = None
+        self.tap = Tap(_Local())
         self._process = os.getpid()
-        self.local = _Local()
         self._mode: CudaDispatch | None = None
         self._patches = Patches()
         self._callbacks: list[tuple[Any, Callable[..., None]]] = []
         self._wait_stream = torch.cuda.Stream.wait_stream.__code__
 
+    @property
+    def tracer(self) -> Tracer | None:
+        """Whom it tells what happens, while it does."""
+        return self.tap.tracer
+
     def attach(self, tracer: Tracer) -> None:
         """Start to tell ``tracer`` what happens."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         torch._C._activate_gpu_trace()
-        self.tracer = tracer
+        self.tap.tracer = tracer
         try:
             self._register()
             install(self, self._patches)
@@ -212,7 +150,7 @@ class CudaSource:
         """Tell it nothing any more, and put everything back; the child of a fork leaves it as it is."""
         assert tracer is self.tracer, "a source belongs to one tracer"
         if os.getpid() != self._process:
-            self.tracer = None
+            self.tap.tracer = None
             return
         try:
             if self._mode is not None:
@@ -221,7 +159,7 @@ class CudaSource:
             self._restore()
 
     def _restore(self) -> None:
-        self.tracer = None
+        self.tap.tracer = None
         self._mode = None
         self._patches.restore()
         for registry, callback in self._callbacks:
@@ -233,7 +171,7 @@ class CudaSource:
     @property
     def in_op(self) -> bool:
         """Whether this thread is inside of an op, whose schema says what it touches."""
-        return self.local.here.held is not None
+        return self.tap.here().held is not None
 
     def run_thread(self, run: Callable[[], None]) -> None:
         """Run a new thread's work under the watch: dispatch modes are per thread."""
@@ -264,7 +202,7 @@ class CudaSource:
         """Pass something on, now or (inside of an op) once it is known what it belongs to."""
         if self.tracer is not None and self.tracer.muted:
             return
-        here = self.local.here
+        here = self.tap.here()
         if here.held is None:
             tap(*args)
         else:
@@ -307,13 +245,3 @@ class CudaSource:
     def _device_synchronized(self) -> None:
         if self.tracer is not None:
             self.report(self.tracer.device_synchronized, self.environment.current_device())
-
-
-def _is_composite(func: Any) -> bool:
-    """Whether an op is to be taken apart: under inference mode PyTorch does not do it by itself."""
-    if not isinstance(func, torch._ops.OpOverload):
-        return False
-    name = func._name
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    # Some ops have a kernel of their own besides, and then that is what runs without a watch.
-    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CUDA")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
 from crosscurrent.trace.access import Signature, Use
 from crosscurrent.trace.memory import Block
 from crosscurrent.trace.records import HOST, Access, Op
-from crosscurrent.trace.usual import UsualOps
+from crosscurrent.trace.usual import UsualOps, reading
 
-_new: Any = tuple.__new__
-_MANY = int(Use.MANY)
-_READ = int(Use.READ)
-_WRITE = int(Use.WRITE)
+_new: Final[Any] = tuple.__new__
+_MANY: Final = int(Use.MANY)
+_READ: Final = int(Use.READ)
+_WRITE: Final = int(Use.WRITE)
 
 
 class Call:
@@ -121,13 +121,14 @@ class Gatherer(UsualOps):
             return
         if not (
             tensor.shape == block.shape
-            and tensor.stride() == block.strides
+            and (tensor.is_contiguous() if block.strides is None else tensor.stride() == block.strides)
             and tensor.dtype is block.dtype
-            and tensor.storage_offset() == block.offset
+            and (block.is_covered or tensor.storage_offset() == block.offset)
         ):
             self._lay(block, tensor)
         call.inputs.append(block.index)
-        if block.read is None:
+        write = block.write
+        if write is None:
             return
         if not block.on_device:
             accesses = call.host
@@ -139,9 +140,11 @@ class Gatherer(UsualOps):
         else:
             accesses = call.on(block.device)
         if use & _READ:
+            if block.read is None:
+                block.read = reading(write)
             accesses.append(block.read)
         if use & _WRITE:
-            accesses.append(block.write)  # type: ignore[arg-type]
+            accesses.append(write)
             call.writes = True
 
     def emit_call(self, name: str, call: Call) -> None:
@@ -152,7 +155,7 @@ class Gatherer(UsualOps):
             index = self._index
             self._index = index + 1
             lane = self.lane(call.on_device)
-            self._sink(_new(Op, (index, lane, name, self.site, tuple(call.device))))
+            self._sink.op(_new(Op, (index, lane, name, self.site, tuple(call.device))))
             if call.elsewhere is not None:
                 for device, accesses in call.elsewhere.items():
                     self.put(Op, self.lane(device), name, self.site, tuple(accesses))

@@ -7,13 +7,15 @@ reference sees even when the last owner is in C++ (a tensor saved by autograd, s
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import NamedTuple, TypeAlias
+from collections import deque
+from collections.abc import Hashable, Iterable
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from crosscurrent.trace.records import Access, MemoryKind, Region
+from crosscurrent.trace.sites import Place, Sites
 
 LayoutKey: TypeAlias = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
 
@@ -26,30 +28,62 @@ class Layout(NamedTuple):
     dtype: str
 
 
-class Block(weakref.ref[torch.UntypedStorage]):
+class Deaths:
+    """The storages that died and the events that are gone, until somebody asks.
+
+    Both happen at any time, in the middle of our own work too: they are only noted here.
+    """
+
+    __slots__ = ("closed", "noted", "sites")
+
+    def __init__(self, sites: Sites) -> None:
+        self.sites = sites
+        self.noted: deque[Block | Gone] = deque()
+        self.closed = False
+
+
+class Gone:
+    """An event that is gone."""
+
+    __slots__ = ("event",)
+
+    def __init__(self, event: Hashable) -> None:
+        self.event = event
+
+
+class Block:
     """One allocation that is followed, or (``memory`` None) a pageable storage, which is not.
 
-    It is a weak reference to its storage, so that the death of the storage is its own.
+    It is called when its storage dies.
     """
 
     __slots__ = (
         "cdata",
+        "deaths",
         "device",
         "dtype",
         "index",
+        "is_covered",
         "memory",
         "nbytes",
         "offset",
         "on_device",
+        "place",
         "private",
         "read",
+        "ref",
         "shape",
         "strides",
         "uses",
         "write",
     )
 
-    cdata: int
+    ref: weakref.ref[torch.UntypedStorage] | None
+    """Kept, so that the death of the storage is told."""
+    place: Place
+    """Where it died."""
+    cdata: Any
+    """The key of the storage: an ``int``, which is only looked up."""
     index: int
     memory: MemoryKind | None
     on_device: bool
@@ -62,11 +96,30 @@ class Block(weakref.ref[torch.UntypedStorage]):
     shape: torch.Size | None
     """The layout that the last op to touch the block had of it, with the two accesses that it may make. Most
     ops see a block as the op before them did."""
-    strides: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    """None: it is contiguous."""
     offset: int
+    is_covered: bool
+    """Whether that layout is all of it."""
     dtype: torch.dtype
     read: Access | None
     write: Access | None
+
+    def __init__(self, storage: torch.UntypedStorage, cdata: Any, deaths: Deaths) -> None:
+        self.deaths = deaths
+        self.cdata = cdata
+        self.ref = weakref.ref(storage, self)
+
+    def __call__(self, ref: Any) -> None:
+        self.ref = None
+        deaths = self.deaths
+        if not deaths.closed:
+            self.place = deaths.sites.place()
+            deaths.noted.append(self)
+
+    def storage(self) -> torch.UntypedStorage | None:
+        """The storage, while it lives."""
+        return None if self.ref is None else self.ref()
 
     def be(self, index: int, memory: MemoryKind | None, device: int, nbytes: int) -> None:
         """Become the allocation ``index`` of ``nbytes`` bytes."""
@@ -116,7 +169,7 @@ def region_of_loops(start: int, loops: Iterable[tuple[int, int]], itemsize: int)
 class Layouts:
     """Interned layouts. Bounded: programs have few, and a program with many only pays to make them again."""
 
-    LIMIT = 1 << 15
+    LIMIT: ClassVar[int] = 1 << 15
 
     def __init__(self) -> None:
         self.known: dict[LayoutKey, Layout] = {}
@@ -150,8 +203,9 @@ class HostCache:
         if self._known.get(lane, -1) < index:
             self._known[lane] = index
 
-    def freed(self, block: Block) -> None:
-        self._free.setdefault(self._size_class(block.nbytes), []).append(block.uses)
+    def freed(self, nbytes: int, uses: dict[int, int] | None) -> None:
+        """A block was freed; ``uses`` is its last record, by lane, of a copy that is waited for."""
+        self._free.setdefault(self._size_class(nbytes), []).append(uses)
 
     def take(self, nbytes: int) -> bool:
         """Take a cached block for ``nbytes``; False when the driver has to be asked for a fresh one."""

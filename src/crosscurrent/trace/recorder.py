@@ -7,18 +7,16 @@ recording of each event) and hands records to its sinks in the order in which th
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from crosscurrent.trace.memory import Block, HostCache, Layouts
+from crosscurrent.trace.memory import Block, Deaths, Gone, HostCache, Layouts
 from crosscurrent.trace.records import (
     HOST,
     Access,
-    Alloc,
     DropEvent,
     Free,
     HostWait,
@@ -27,13 +25,15 @@ from crosscurrent.trace.records import (
     Op,
     Record,
     Region,
+    Sink,
+    Through,
     TraceInfo,
     Unknown,
 )
-from crosscurrent.trace.sites import Place, Sites
+from crosscurrent.trace.sites import Sites
 
-_new: Any = tuple.__new__
-DEFAULT_STREAM = 0
+_new: Final[Any] = tuple.__new__
+DEFAULT_STREAM: Final = 0
 
 
 class Environment(Protocol):
@@ -42,8 +42,9 @@ class Environment(Protocol):
     def classify(self, tensor: Tensor) -> tuple[MemoryKind, int] | None:
         """The kind of memory and the device (-1 for pinned memory); None for pageable memory."""
 
-    def device_of(self, tensor: Tensor) -> int:
-        """The device of a plain ``Tensor`` that is no view: negative for memory of the host, of any kind."""
+    @property
+    def device_of(self) -> Callable[[Tensor], int]:
+        """Gives the device of a plain ``Tensor`` that is no view: negative for memory of the host."""
 
     def allocated_on(self, device: int, storage: torch.UntypedStorage) -> int:
         """The stream that memory of ``device`` was allocated on, where its allocation was not seen."""
@@ -76,6 +77,14 @@ class Misunderstood(NamedTuple):
     reason: str
 
 
+def _all(sinks: Sequence[Sink | Callable[[Record], None]]) -> Sink:
+    """One sink that hands records to all of them."""
+    only = sinks[0] if len(sinks) == 1 else None
+    if isinstance(only, Sink):
+        return only
+    return Through(*(sink.feed if isinstance(sink, Sink) else sink for sink in sinks))
+
+
 Captured: TypeAlias = tuple[Op, ...]
 """What a graph does each time. Its streams are joined into one: the order inside is the captured one."""
 
@@ -85,10 +94,10 @@ class Recorder:
 
     # Quicker than the dictionary of an instance, which every op would be looking things up in.
     __slots__ = (
+        "_acquire",
         "_blocks",
-        "_closed",
         "_current_stream",
-        "_dead",
+        "_deaths",
         "_device_of",
         "_index",
         "_lanes",
@@ -99,10 +108,10 @@ class Recorder:
         "_misunderstood",
         "_num_blocks",
         "_num_recordings",
-        "_on_death",
         "_outside",
         "_recorded_at",
         "_recordings",
+        "_release",
         "_sink",
         "_sinks",
         "_waited",
@@ -119,7 +128,11 @@ class Recorder:
     )
 
     def __init__(
-        self, environment: Environment, sinks: Sequence[Callable[[Record], None]], *, full_stack: bool = False
+        self,
+        environment: Environment,
+        sinks: Sequence[Sink | Callable[[Record], None]],
+        *,
+        full_stack: bool = False,
     ) -> None:
         self.environment = environment
         self._current_stream = environment.current_stream
@@ -134,19 +147,19 @@ class Recorder:
         self._waited: dict[Waited, Waited] = {}
         self._misunderstood: dict[Misunderstood, Misunderstood] = {}
         self._sinks = tuple(sinks)
-        self._sink = self._sinks[0] if len(self._sinks) == 1 else self._to_all
+        self._sink = _all(self._sinks)
         self._lock = threading.RLock()
+        # For each op; quicker than ``with``.
+        self._acquire: Any = self._lock.acquire
+        self._release: Any = self._lock.release
         self._index = 0
         self._num_blocks = 0
         self._num_recordings = 0
         self._lanes: dict[tuple[int, int], int] = {}
         self._blocks: dict[int, Block] = {}
-        # Storages and events die at any time, in the middle of our own work too: they are only noted here.
-        self._dead: deque[tuple[Block, Place] | tuple[None, Any]] = deque()
+        self._deaths = Deaths(self.sites)
         self._recordings: dict[Hashable, int] = {}
         self._recorded_at: dict[int, tuple[int, int]] = {}
-        self._closed = False
-        self._on_death = self._died
         # The sink of all that is not captured, while something is.
         self._outside = self._sink
         # The stream that was asked for last, and its lane.
@@ -164,30 +177,26 @@ class Recorder:
         """The watch is over: report the last frees, and follow nothing any more."""
         with self._lock:
             self.bury()
-            self._closed = True
+            self._deaths.closed = True
             self._blocks.clear()
-            self._dead.clear()
+            self._deaths.noted.clear()
 
     def add_sink(self, sink: Callable[[Record], None]) -> None:
         """Hand records to one more sink from now on."""
         with self._lock:
             self._sinks = (*self._sinks, sink)
-            self._sink = self._to_all
+            self._sink = _all(self._sinks)
 
     def put(self, kind: Callable[..., Record], *fields: Any) -> int:
         """Hand out one record; returns its index."""
         index = self._index
         self._index = index + 1
-        self._sink(_new(kind, (index, *fields)))
+        self._sink.feed(_new(kind, (index, *fields)))
         return index
-
-    def _to_all(self, record: Record) -> None:
-        for sink in self._sinks:
-            sink(record)
 
     def begin(self) -> None:
         """Start on a call: what died before it comes first. All that it leads to has its call site."""
-        if self._dead:
+        if self._deaths.noted:
             self.bury()
         self.site = self.sites.here()
 
@@ -238,7 +247,7 @@ class Recorder:
         """The storage that is block ``number`` now; None if it is gone. For rare use."""
         for block in list(self._blocks.values()):
             if block.index == number:
-                return block()
+                return block.storage()
         return None
 
     def block_of(self, tensor: Tensor, *, fresh: bool = False) -> Block | None:
@@ -266,9 +275,8 @@ class Recorder:
 
     def _admit(self, tensor: Tensor, storage: torch.UntypedStorage, fresh: bool) -> Block:
         where = self.environment.classify(tensor)
-        block = Block(storage, self._on_death)
-        block.cdata = cdata = storage._cdata
-        self._blocks[cdata] = block
+        cdata = storage._cdata
+        block = self._blocks[cdata] = Block(storage, cdata, self._deaths)
         if where is None:
             block.be(-1, None, -1, 0)
         else:
@@ -291,26 +299,22 @@ class Recorder:
         elif fresh:
             lane = self.lane(device)
         else:
-            storage = block()
+            storage = block.storage()
             assert storage is not None, "its tensor is at hand"
             # Freed, it goes back to the pool of that stream.
             lane = self.lane(device, self.environment.allocated_on(device, storage))
         index = self._index
         self._index = index + 1
-        self._sink(_new(Alloc, (index, number, lane, nbytes, memory, self.site, fresh)))
-
-    def _died(self, block: Any) -> None:
-        if not self._closed:
-            self._dead.append((block, self.sites.place()))
+        self._sink.alloc(index, number, lane, nbytes, memory, self.site, fresh)
 
     def bury(self) -> None:
         """Report the storages and forget the events that died since the last call."""
-        dead = self._dead
+        dead = self._deaths.noted
         blocks = self._blocks
         while dead:
-            block, what = dead.popleft()
-            if block is None:
-                number = self._recordings.pop(what, None)
+            block = dead.popleft()
+            if isinstance(block, Gone):
+                number = self._recordings.pop(block.event, None)
                 if number is not None:
                     self.drop_event(number)
                 continue
@@ -320,16 +324,16 @@ class Recorder:
                 continue
             index = self._index
             self._index = index + 1
-            self._sink(_new(Free, (index, block.index, self.sites.at(what))))
+            self._sink.free(index, block.index, self.sites.at(block.place))
             if not block.on_device:
-                self.host_cache.freed(block)
+                self.host_cache.freed(block.nbytes, block.uses)
 
     def _free(self, block: Block, site: int) -> None:
         if block.nbytes == 0 or block.private:
             return
         self.put(Free, block.index, site)
         if not block.on_device:
-            self.host_cache.freed(block)
+            self.host_cache.freed(block.nbytes, block.uses)
 
     def resized(self, tensor: Tensor, name: str) -> None:
         """A tensor was resized in place; its storage may have moved to a larger block, content copied."""

@@ -24,16 +24,17 @@ What each record orders:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
-HOST = 0
+HOST: Final = 0
 """The lane of the host."""
 
 GRAPH_POOL = "graph memory pool"
 """The name of an op that computes nothing: a launch uses memory which other graphs of its pool use, too."""
 
-NO_EVENT = -1
+NO_EVENT: Final = -1
 """The event number of a wait on an event that nobody has recorded: it orders nothing."""
 
 
@@ -198,6 +199,51 @@ class Unknown(NamedTuple):
 
 
 Record = Op | Alloc | Free | UseStream | RecordEvent | DropEvent | WaitEvent | HostWait | Unknown
+
+
+_new: Final[Any] = tuple.__new__
+
+
+class Sink:
+    """Takes in the records of a trace, one after the other.
+
+    ``op``, ``alloc`` and ``free`` are for those who make most of them: a sink that keeps no records need
+    not have them made.
+    """
+
+    __slots__ = ()
+
+    def feed(self, record: Record) -> None:
+        """Take in the next record."""
+        raise NotImplementedError
+
+    def op(self, record: Op) -> None:
+        """The same for an ``Op``."""
+        self.feed(record)
+
+    def alloc(
+        self, index: int, block: int, lane: int, nbytes: int, memory: MemoryKind, site: int, fresh: bool
+    ) -> None:
+        """The same for the ``Alloc`` with these fields."""
+        self.feed(_new(Alloc, (index, block, lane, nbytes, memory, site, fresh)))
+
+    def free(self, index: int, block: int, site: int) -> None:
+        """The same for the ``Free`` with these fields."""
+        self.feed(_new(Free, (index, block, site)))
+
+
+class Through(Sink):
+    """Hands each record to some functions."""
+
+    __slots__ = ("_functions",)
+
+    def __init__(self, *functions: Callable[[Record], None]) -> None:
+        self._functions = functions
+
+    def feed(self, record: Record) -> None:
+        """Take in the next record."""
+        for function in self._functions:
+            function(record)
 
 
 class TraceInfo(NamedTuple):

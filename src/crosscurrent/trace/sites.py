@@ -11,10 +11,11 @@ import os
 import sys
 import threading
 from types import CodeType, FrameType
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
+from crosscurrent.trace.frames import innermost
 from crosscurrent.trace.records import Site
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -29,19 +30,32 @@ _INTERNAL = (
     ),
 )
 
-_frame = sys._getframe
+_frame: Final = sys._getframe
+_COMPILED: Final = not __file__.endswith(".py")
+"""Compiled functions have no frames, so that the innermost one is already the caller's."""
 
-Place: TypeAlias = tuple[CodeType, dict[int, int], int] | None
-"""A frame outside of torch, held without interning: its code, the sites known in it, its last instruction."""
+Place: TypeAlias = int | tuple[CodeType, dict[int, int], int] | None
+"""A site, or a frame outside of torch, held without interning: its code, the sites known in it, its last
+instruction."""
 
 
 def _is_internal(code: CodeType) -> bool:
     return os.path.abspath(code.co_filename).startswith(_INTERNAL)
 
 
+def _first(depth: int) -> Any:
+    """The frame at ``depth``, seen from the caller; None in a thread of C++ code, where it is the watch's."""
+    if _COMPILED:
+        return innermost()
+    try:
+        return _frame(depth + 1)
+    except ValueError:
+        return None
+
+
 def _thread_of_torch() -> FrameType | None:
     """The outermost frame of PyTorch's in a thread of Python's that runs nothing else."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = innermost()
     outermost = None
     while frame is not None:
         if frame.f_code.co_filename == threading.__file__:
@@ -63,6 +77,18 @@ def _entry(code: CodeType, lasti: int) -> tuple[str, int, str]:
     return code.co_filename, _line(code, lasti), code.co_qualname
 
 
+class _Code:
+    """What is known of a code object."""
+
+    __slots__ = ("code", "lines")
+
+    def __init__(self, code: CodeType | None, lines: dict[int, int] | None) -> None:
+        self.code = code
+        """Kept, so that its id is its own."""
+        self.lines = lines
+        """The sites known in it, by instruction; None for code that is not the user's."""
+
+
 class Sites:
     """The call sites of one trace. ``here()`` is the hot path; ``sites`` is shared with ``TraceInfo``."""
 
@@ -72,26 +98,24 @@ class Sites:
         self.waiting: list[int] = []
         """Call sites that wait for ``backward`` right now; whoever taps that keeps the list."""
         self._by_site: dict[Site, int] = {}
-        # By id: hashing a code object hashes all of its constants. The code is kept, so the id is its own.
-        self._codes: dict[int, tuple[CodeType, dict[int, int] | None]] = {}
+        # By id: hashing a code object hashes all of its constants.
+        self._codes: dict[int, _Code] = {}
+        self._last = _Code(None, None)
 
     def here(self, depth: int = 2) -> int:
         """The site of the call that is being made. The caller, which has a caller, is not looked at.
 
         ``depth`` is that of the first frame which is looked at: 2, or more for frames known to be internal.
         """
-        codes = self._codes
-        try:
-            frame: FrameType | None = _frame(depth)
-        except ValueError:  # a thread of C++ code, which has no frame but those of the watch
-            frame = None
+        frame = _first(depth)
+        known = self._last
         while frame is not None:
             code = frame.f_code
-            try:
-                lines = codes[id(code)][1]
-            except KeyError:
-                lines = self._learn(code)[1]
+            if known.code is not code:
+                known = self._codes.get(id(code)) or self._learn(code)
+            lines = known.lines
             if lines is not None:
+                self._last = known
                 if self._full_stack:
                     return self._with_stack(frame)
                 lasti = frame.f_lasti
@@ -107,24 +131,25 @@ class Sites:
 
         The caller is not looked at.
         """
-        codes = self._codes
-        try:
-            frame: FrameType | None = _frame(2)
-        except ValueError:  # a thread of C++ code
-            return None
+        frame = _first(2)
+        known = self._last
         while frame is not None:
             code = frame.f_code
-            try:
-                lines = codes[id(code)][1]
-            except KeyError:
-                lines = self._learn(code)[1]
+            if known.code is not code:
+                known = self._codes.get(id(code)) or self._learn(code)
+            lines = known.lines
             if lines is not None:
-                return code, lines, frame.f_lasti
+                self._last = known
+                lasti = frame.f_lasti
+                site = None if self._full_stack else lines.get(lasti)
+                return (code, lines, lasti) if site is None else site
             frame = frame.f_back
         return None
 
     def at(self, place: Place) -> int:
         """The site of a place that was noted earlier."""
+        if isinstance(place, int):
+            return place
         if place is None:
             return self._elsewhere()
         code, lines, lasti = place
@@ -133,8 +158,8 @@ class Sites:
             site = lines[lasti] = self._intern(Site(*_entry(code, lasti)))
         return site
 
-    def _learn(self, code: CodeType) -> tuple[CodeType, dict[int, int] | None]:
-        known = self._codes[id(code)] = (code, None if _is_internal(code) else {})
+    def _learn(self, code: CodeType) -> _Code:
+        known = self._codes[id(code)] = _Code(code, None if _is_internal(code) else {})
         return known
 
     def _intern(self, site: Site) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from torch import Tensor
 
 from crosscurrent.trace.captures import Capture
-from crosscurrent.trace.memory import Block
+from crosscurrent.trace.memory import Block, Gone
 from crosscurrent.trace.recorder import DEFAULT_STREAM, Captured, Environment, Recorder
 from crosscurrent.trace.records import (
     GRAPH_POOL,
@@ -25,6 +25,8 @@ from crosscurrent.trace.records import (
     Record,
     RecordEvent,
     Region,
+    Sink,
+    Through,
     UseStream,
     WaitEvent,
 )
@@ -36,7 +38,11 @@ class SyncTaps(Recorder):
     __slots__ = ("_captures", "_pools")
 
     def __init__(
-        self, environment: Environment, sinks: Sequence[Callable[[Record], None]], *, full_stack: bool = False
+        self,
+        environment: Environment,
+        sinks: Sequence[Sink | Callable[[Record], None]],
+        *,
+        full_stack: bool = False,
     ) -> None:
         super().__init__(environment, sinks, full_stack=full_stack)
         self._captures: list[Capture] = []
@@ -63,7 +69,7 @@ class SyncTaps(Recorder):
     def event_gone(self, event: Hashable) -> None:
         """``event`` was destroyed, or its handle means another event from now on."""
         if event in self._recordings:
-            self._dead.append((None, event))
+            self._deaths.noted.append(Gone(event))
 
     def stream_waited_stream(self, device: int, stream: int, other_device: int, other_stream: int) -> None:
         """``stream.wait_stream(other)``: a recording on the other stream now, and a wait for it."""
@@ -126,7 +132,7 @@ class SyncTaps(Recorder):
         with self._lock:
             self.begin()
             if not self._captures:
-                self._outside, self._sink = self._sink, self._captured_or_not
+                self._outside, self._sink = self._sink, Through(self._captured_or_not)
             self._captures.append(Capture(self.lane(self.environment.current_device())))
 
     def capture_ended(self) -> Captured | None:
@@ -159,7 +165,7 @@ class SyncTaps(Recorder):
         if any(capture.takes(record) for capture in self._captures):
             self._index -= 1  # it has no place in the trace
         else:
-            self._outside(record)
+            self._outside.feed(record)
 
     def replayed(self, captured: Captured, device: int, after: int | None = None) -> int:
         """A graph was launched: its accesses, in the order of their capture, on the current stream.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -18,14 +18,14 @@ from torch.utils import _pytree as pytree
 from crosscurrent.trace import copies, waits
 from crosscurrent.trace.access import Kind, Signature, Use, in_training, signature, unscaled
 from crosscurrent.trace.gather import Call, Gatherer
-from crosscurrent.trace.recorder import Environment
-from crosscurrent.trace.records import Record
+from crosscurrent.trace.recorder import Environment, _all
+from crosscurrent.trace.records import Record, Sink, Through
 from crosscurrent.trace.usual import Plan
 
 log = logging.getLogger(__name__)
 
-_READ = int(Use.READ)
-_WRITE = int(Use.WRITE)
+_READ: Final = int(Use.READ)
+_WRITE: Final = int(Use.WRITE)
 
 
 class CallObserver(Protocol):
@@ -49,7 +49,11 @@ class Tracer(Gatherer):
     __slots__ = ("__weakref__", "_failed", "_plans", "observers")
 
     def __init__(
-        self, environment: Environment, sinks: Sequence[Callable[[Record], None]], *, full_stack: bool = False
+        self,
+        environment: Environment,
+        sinks: Sequence[Sink | Callable[[Record], None]],
+        *,
+        full_stack: bool = False,
     ) -> None:
         super().__init__(environment, sinks, full_stack=full_stack)
         self.observers: list[CallObserver] = []
@@ -69,46 +73,58 @@ class Tracer(Gatherer):
 
         The caller is the handler of a dispatch mode, and its caller the first frame that is looked at.
         """
+        self.ran(self.plan(func), args, kwargs, out)
+
+    def plan(self, func: Any) -> Plan:
+        """What is known of an op; to be passed on to ``ran``."""
         plan = self._plans.get(id(func))
         if plan is None:
-            plan = self._plans[id(func)] = Plan(func, signature(func))
+            plan = self._plans[id(func)] = Plan(self, func, signature(func))
+        return plan
+
+    def ran(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """The same as ``op`` for a plan that was asked for earlier."""
         if plan.touches_nothing:
             if plan.may_move:
                 self.released((args[0] if args else kwargs["self"]).untyped_storage())
             if not self.observers:
                 return
-        with self._lock:
-            if self._dead:
+        self._acquire()
+        try:
+            if self._deaths.noted:
                 self.bury()
             self.site = self.sites.here(3)
             if self.observers and not self.is_capturing:
-                self._observed(plan.sign, func, args, kwargs, out)
-                return
-            try:
-                if not self.usual(plan, args, kwargs, out):
-                    self._special(plan.sign, func, args, kwargs, out)
-            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-                # An op with arguments or results of a kind never met. The program goes on, and so does the
-                # watch; that something is missing from its trace is said in every report.
-                name = plan.name
-                if name not in self._failed:
-                    self._failed.add(name)
-                    log.warning("%s was not understood", name, exc_info=True)
-                self.unknown(name, f"{type(error).__name__}: {error}")
+                self._observed(plan.sign, plan.func, args, kwargs, out)
+            elif not self.usual(plan, args, kwargs, out):
+                self._special(plan.sign, plan.func, args, kwargs, out)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if self.observers and not self.is_capturing:
+                raise
+            # An op with arguments or results of a kind never met. The program goes on, and so does the
+            # watch; that something is missing from its trace is said in every report.
+            name = plan.name
+            if name not in self._failed:
+                self._failed.add(name)
+                log.warning("%s was not understood", name, exc_info=True)
+            self.unknown(name, f"{type(error).__name__}: {error}")
+        finally:
+            self._release()
 
     def _observed(self, sign: Signature, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         collected: list[Record] = []
 
         def collect(record: Record) -> None:
             collected.append(record)
-            self._to_all(record)
+            sink.feed(record)
 
-        sink, self._sink = self._sink, collect
+        sink = _all(self._sinks)
+        before, self._sink = self._sink, Through(collect)
         self.in_call = True
         try:
             self._special(sign, func, args, kwargs, out)
         finally:
-            self._sink = sink
+            self._sink = before
             self.in_call = False
         for observer in self.observers:
             observer.after_call(collected, func, args, kwargs, out)

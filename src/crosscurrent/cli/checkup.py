@@ -257,6 +257,18 @@ def _ray() -> Seen:
     return State.WORKS, metadata.version("ray"), ""
 
 
+def _compiled() -> Seen:
+    from crosscurrent.trace import tracer
+
+    if tracer.__file__.endswith(".py"):
+        advice = (
+            "to watch at about half the cost: HATCH_BUILD_HOOK_ENABLE_MYPYC=1 python -m pip install "
+            "--force-reinstall --no-deps <the checkout>, with a C compiler"
+        )
+        return State.MISSING, "what a watch does for each op is interpreted", advice
+    return State.WORKS, "what a watch does for each op is compiled", ""
+
+
 def _pytest() -> Seen:
     if importlib.util.find_spec("pytest") is None:
         return State.MISSING, "pytest is not installed", 'python -m pip install "crosscurrent[test]"'
@@ -313,5 +325,6 @@ EXAMINATIONS: Final[Mapping[str, Callable[[], Seen]]] = {
     "Chromium": _chromium,
     "Ray": _ray,
     "pytest plugin": _pytest,
+    "compiled watch": _compiled,
 }
 """By name, in the order in which they are shown."""

@@ -14,6 +14,7 @@ import torch
 
 import crosscurrent
 from crosscurrent.cli import main
+from crosscurrent.cli.checkup import EXAMINATIONS
 
 SIMULATE = () if torch.cuda.is_available() else ("--simulate",)
 LONG = """\
@@ -134,7 +135,7 @@ def test_a_replay_in_one_order_says_how_much_is_left(program: str, *, schedule: 
 @pytest.mark.parametrize(
     ("words", "steps"),
     [
-        ("doctor", 10),
+        ("doctor", len(EXAMINATIONS)),
         ("verify --layers contracts", 4),
         ("stress --seeds 2 --policies lastrec --quantizers default --checkpoints kv_checkpoints", 3),
         pytest.param("stress --history", 12, marks=pytest.mark.simulation),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -94,3 +96,24 @@ def test_a_thread_of_the_user_is_told_by_its_line() -> None:
     thread.start()
     thread.join()
     assert [site.file for site in sites.sites] == ["mine.py"]
+
+
+class Thing:
+    """Stands for a tensor."""
+
+
+def test_looking_for_a_place_in_other_threads_keeps_nothing_alive() -> None:
+    """A frame that held itself would hold its callers, and the tensors of the op that they tell of."""
+    sites = Sites()
+
+    def tell(thing: Thing) -> weakref.ref[Thing]:
+        sites.at(None)
+        return weakref.ref(thing)
+
+    gc.disable()
+    try:
+        kept = tell(Thing())
+    finally:
+        gc.enable()
+    assert kept() is None
+    assert [site.file for site in sites.sites] == ["<no Python frame>"]

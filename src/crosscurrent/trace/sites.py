@@ -77,6 +77,17 @@ def _entry(code: CodeType, lasti: int) -> tuple[str, int, str]:
     return code.co_filename, _line(code, lasti), code.co_qualname
 
 
+def _waiting(frame: FrameType | None) -> tuple[str, int, str] | None:
+    """Where the thread of a frame waits for ``backward``, if it does."""
+    in_backward = False
+    while frame is not None:
+        if not _is_internal(frame.f_code):
+            return _entry(frame.f_code, frame.f_lasti) if in_backward else None
+        in_backward = in_backward or frame.f_code.co_name == "_engine_run_backward"
+        frame = frame.f_back
+    return None
+
+
 class _Code:
     """What is known of a code object."""
 
@@ -188,14 +199,7 @@ class Sites:
             return self._intern(Site(*_entry(loop.f_code, loop.f_lasti)))
         if self.waiting:
             return self.waiting[-1]
-        for top in sys._current_frames().values():
-            frame: FrameType | None = top
-            in_backward = False
-            while frame is not None:
-                if not _is_internal(frame.f_code):
-                    if in_backward:
-                        return self._intern(Site(*_entry(frame.f_code, frame.f_lasti)))
-                    break
-                in_backward = in_backward or frame.f_code.co_name == "_engine_run_backward"
-                frame = frame.f_back
-        return self._intern(Site("<no Python frame>", 0, ""))
+        # Kept in no variable: this frame is among them, and a frame that holds itself would keep all that is in
+        # the frames below it (the tensors of the op that is being made a record) until garbage is collected.
+        entry = next(filter(None, map(_waiting, sys._current_frames().values())), None)
+        return self._intern(Site(*(entry or ("<no Python frame>", 0, ""))))

@@ -199,7 +199,7 @@ class Sites:
             return self._intern(Site(*_entry(loop.f_code, loop.f_lasti)))
         if self.waiting:
             return self.waiting[-1]
-        # Kept in no variable: this frame is among them, and a frame that holds itself would keep all that is in
-        # the frames below it (the tensors of the op that is being made a record) until garbage is collected.
+        # Kept in no variable: this frame is among them, and a frame that holds itself would keep all that is
+        # in the frames below it (the tensors of the op that is made a record) until garbage is collected.
         entry = next(filter(None, map(_waiting, sys._current_frames().values())), None)
         return self._intern(Site(*(entry or ("<no Python frame>", 0, ""))))

@@ -66,7 +66,7 @@ class Driver:
         """What ``CudaSource`` has wrapped itself."""
 
     event_queried_true = stream_queried_true = host_access = host_bytes = looked_at = nothing
-    unknown = pool_used = released = before = nothing
+    unknown = pool_used = released = before = failed = nothing
 
 
 def _handle(device: int, stream: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import gc
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -251,6 +252,49 @@ def test_out_argument_that_grows_is_a_new_allocation(run: Any) -> None:
     records = run(program).records
     assert [r.nbytes for r in records if isinstance(r, Alloc)] == [16, 16]
     assert [r.accesses[-1].write for r in records if isinstance(r, Op)] == [True, True]
+
+
+def grows_and_raises(x: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError):
+        torch.cat([x, x], out=x)  # refused, but only once there is room for the result
+
+
+def grows_unseen(x: torch.Tensor) -> None:
+    @torch.library.custom_op("crosscurrent_test::doubles", mutates_args=["x"])
+    def doubles(x: torch.Tensor) -> None:
+        x.resize_(2 * x.numel())
+
+    doubles(x)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("grow", [grows_and_raises, grows_unseen])
+@pytest.mark.parametrize("source", ["run", "run_by_callbacks"])
+def test_storage_that_an_op_makes_larger_is_seen_by_its_size(
+    grow: Callable[[torch.Tensor], None], source: str, request: pytest.FixtureRequest
+) -> None:
+    """Were it taken to be as large as before, its two halves would be taken to be the same bytes."""
+
+    def program() -> None:
+        x = torch.ones(4, device="cuda")
+        half = x[:4]
+        half.add_(1)
+        grow(x)
+        x[4:].mul_(2)
+        half.add_(1)
+
+    watch = request.getfixturevalue(source)(program)
+    touched = [
+        (record.name, record.accesses[-1].region[:2])
+        for record in watch.records
+        if isinstance(record, Op) and record.name in ("aten.mul_.Tensor", "aten.add_.Tensor")
+    ]
+    assert touched == [
+        ("aten.add_.Tensor", (0, 16)),
+        ("aten.mul_.Tensor", (16, 32)),
+        ("aten.add_.Tensor", (0, 16)),
+    ]
+    assert [record.nbytes for record in watch.records if isinstance(record, Alloc)][:2] == [16, 32]
 
 
 def test_empty_with_an_out_argument_writes_nothing(run: Any, kinds: Any) -> None:

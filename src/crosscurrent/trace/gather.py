@@ -70,6 +70,15 @@ class Gatherer(UsualOps):
                 call.host.clear()
         return call
 
+    def remeasure(self, sign: Signature, args: Any, kwargs: Any) -> None:
+        """What a call writes to may have been resized, in a place that no tap can see."""
+        written = [(use, arg) for use, arg in zip(sign.positional, args) if use & _WRITE]  # noqa: B905
+        written += [(use, arg) for name, arg in kwargs.items() if (use := sign.by_name.get(name, 0)) & _WRITE]
+        for use, arg in written:
+            for one in (arg or ()) if use & _MANY else (arg,):
+                if isinstance(one, Tensor):
+                    self.resized(one, sign.name)
+
     def _gather_named(self, call: Call, sign: Signature, kwargs: dict[str, Any]) -> None:
         for name, arg in kwargs.items():
             use = sign.by_name.get(name, 0)

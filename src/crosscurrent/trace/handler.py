@@ -112,6 +112,9 @@ class Handler:
         outer, here.held = here.held, _NOTHING_HELD
         try:
             out = way.run(*args, **kwargs) if kwargs else way.run(*args)
+        except Exception:
+            tracer.failed(func, args, kwargs)
+            raise
         finally:
             held, here.held = here.held, outer
         if held and not way.knows_its_waits:

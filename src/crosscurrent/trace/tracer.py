@@ -111,6 +111,15 @@ class Tracer(Gatherer):
         finally:
             self._release()
 
+    def failed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An op raised an error; until then it may have resized what it was to write to."""
+        with self._lock:
+            self.begin()
+            try:
+                self.remeasure(self.plan(func).sign, args, kwargs)
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                self.unknown(self.plan(func).name, f"{type(error).__name__}: {error}")
+
     def _observed(self, sign: Signature, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         collected: list[Record] = []
 
@@ -171,6 +180,7 @@ class Tracer(Gatherer):
                 device, stream = self.environment.stream_key(args[1])  # type: ignore[attr-defined]
                 self.stream_used(args[0], device, stream)
             case Kind.CUSTOM:
+                self.remeasure(sign, args, kwargs)
                 self._custom(sign, self.gather(sign, args, kwargs, out))
             case Kind.OPAQUE:
                 self._opaque(sign, args, kwargs, out)

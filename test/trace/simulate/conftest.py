@@ -61,6 +61,9 @@ class Listener:
     def looked_at(self, tensor: Any, name: str) -> None:
         self.heard.append(("looked at", name))
 
+    def failed(self, func: Any, args: Any, kwargs: Any) -> None:
+        self.heard.append(("failed", str(func)))
+
     def released(self, storage: Any, name: str = "resize_") -> None:
         self.heard.append(("released", storage.nbytes()))
 

@@ -61,7 +61,11 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tracer in simulation.tracers:
             if tracer.observers:
                 tracer.before(func, args, kwargs)
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except Exception:
+            self._failed(func, args, kwargs)
+            raise
         if device != HOST:
             if type(out) is Tensor and out.layout is strided:
                 storage = out.untyped_storage()
@@ -146,11 +150,21 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         simulation = self.simulation
         seen = kwargs if shown is None else shown
         simulation.before_call(func, args, seen)
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except Exception:
+            self._failed(func, args, seen)
+            raise
         if device != HOST:
             self.tag_results(out, device)
         self.report(device, func, args, seen, out)
         return out
+
+    def _failed(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Tell the tracers of an op that raised an error."""
+        if not self.simulation.queues.thread.quiet:
+            for tracer in self.simulation.tracers:
+                tracer.failed(func, args, kwargs)
 
     def report(self, device: int, func: Any, args: Any, kwargs: Any, out: Any, cost: int = KERNEL) -> None:
         """Let the clock go on, and tell the tracers."""

@@ -26,6 +26,10 @@ class Taps(Protocol):
         """An op ran. ``out`` are its results, already known as device or pinned memory."""
         ...
 
+    def failed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An op raised an error. It may have resized what it was to write to."""
+        ...
+
     def event_recorded(self, event: Hashable, device: int, stream: int, via: str = "record") -> None:
         """A stream was given an event to record."""
         ...

@@ -93,14 +93,28 @@ def test_saving_and_loading_tell_how_far_they_are(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "_PIECE", 16)
+    monkeypatch.setattr(storage, "_BATCH", 3)
     path = tmp_path / "step.ccp"
     saving: list[tuple[int, int]] = []
     save(program, path, told=lambda done, most: saving.append((done, most)))
     nbytes = sum(tensor.nbytes for tensor in load_file(path).values())
     assert nbytes > 16
-    assert (saving[0], saving[-1]) == ((0, 2 * nbytes), (2 * nbytes, 2 * nbytes))
+    most = saving[0][1]
+    assert {each for _, each in saving} == {most}
+    assert (saving[0][0], saving[-1][0]) == (0, most)
     steps = [after - before for (before, _), (after, _) in pairwise(saving)]
-    assert 0 < min(steps) <= max(steps) == 16
+    records, buffers, actions = (
+        -(-len(each) // 3) for each in (program.records, program.buffers, program.actions)
+    )
+    described = steps[: records + buffers + actions]
+    assert min(records, buffers, actions) > 1
+    record, action = max(described[:records]), max(described[-actions:])
+    assert 16 < record < action, "by the time that they take"
+    assert sum(described) == (
+        record * (len(program.records) + len(program.buffers)) / 3 + action * len(program.actions) / 3
+    )
+    assert sum(steps[len(described) :]) == 2 * nbytes
+    assert 0 < min(steps[len(described) :]) <= max(steps[len(described) :]) == 16
 
     loading: list[tuple[int, int]] = []
     load(path, told=lambda done, most: loading.append((done, most)))

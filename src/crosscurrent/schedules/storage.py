@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,13 @@ _MOST_HEAD = 100_000_000
 _CHARACTER = 64
 """Bytes of tensors that are gone through in the time that a character takes to be understood."""
 
+_RECORD, _ACTION = 1 << 10, 1 << 14
+"""Bytes of tensors that are gone through in the time that a record, or the actions of an op, take to be put
+into words."""
+
+_BATCH = 1 << 11
+"""Records that are put into words at once: a few milliseconds. For as many actions it is some ten."""
+
 _RECORDS: Mapping[str, type] = {
     kind.__name__: kind
     for kind in (
@@ -63,30 +71,35 @@ _RECORDS: Mapping[str, type] = {
 def save(program: Program, path: str | Path, *, told: Told | None = None) -> None:
     """Write a program to a file. Raises ``NotReplayableError`` if a part of it lives in this process only.
 
-    ``told`` is called meanwhile with the bytes of tensors that were gone through, and with how many these
-    will be: each is twice.
+    ``told`` is called meanwhile with the bytes that were gone through, and with how many these will be; what
+    is not tensors counts for more of them, by the time that it takes.
     """
-    tensors = _Tensors()
-    body = {
-        "records": [[type(record).__name__, *map(_plain, record[1:])] for record in program.records],
-        "lanes": [list(lane) for lane in program.info.lanes],
-        "sites": [list(site) for site in program.info.sites],
-        "buffers": [
-            [block, buffer.nbytes, buffer.fill, tensors.add_if(buffer.initial)]
-            for block, buffer in program.buffers.items()
-        ],
-        "actions": [
-            [index, [_action(action, tensors) for action in actions]]
-            for index, actions in program.actions.items()
-        ],
-        "host_reads": [[list(view), name] for view, name in program.host_reads],
-        "names": [[name, list(view)] for name, view in program.names.items()],
-        "recorded": [[name, tensors.add(value)] for name, value in program.recorded.items()],
-        "device": program.device,
-    }
-    text = json.dumps(body, separators=(",", ":"), allow_nan=False)
     countdown = Countdown(told)
-    countdown.expect(2 * tensors.nbytes)
+    described = _RECORD * (len(program.records) + len(program.buffers)) + _ACTION * len(program.actions)
+    held = _num_bytes((program.buffers, program.actions, program.recorded))
+    countdown.expect(described + 2 * held)
+    tensors = _Tensors()
+    records = ((type(record).__name__, *record[1:]) for record in program.records)
+    buffers = (
+        (block, buffer.nbytes, buffer.fill, tensors.add_if(buffer.initial))
+        for block, buffer in program.buffers.items()
+    )
+    actions = (
+        (index, [_action(action, tensors) for action in actions])
+        for index, actions in program.actions.items()
+    )
+    body = {
+        "records": _counted_list(records, _RECORD, countdown),
+        "lanes": _json(program.info.lanes),
+        "sites": _json(program.info.sites),
+        "buffers": _counted_list(buffers, _RECORD, countdown),
+        "actions": _counted_list(actions, _ACTION, countdown),
+        "host_reads": _json(program.host_reads),
+        "names": _json(list(program.names.items())),
+        "recorded": _json([(name, tensors.add(value)) for name, value in program.recorded.items()]),
+        "device": _json(program.device),
+    }
+    text = "{" + ",".join(f'"{name}":{content}' for name, content in body.items()) + "}"
     metadata = {
         "format": FORMAT,
         "version": VERSION,
@@ -140,10 +153,6 @@ class _Tensors:
 
     def __init__(self) -> None:
         self.by_name: dict[str, Tensor] = {}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.by_name.values())
 
     def add(self, tensor: Tensor) -> str:
         _code(tensor.dtype)  # if there is none, better now than after all else
@@ -216,33 +225,57 @@ def _code(dtype: torch.dtype) -> str:
     return str(described["dtype"])
 
 
+def _num_bytes(value: Any) -> int:
+    """The bytes of all tensors in a part of a program, however deep."""
+    if value is None or isinstance(value, View):
+        return 0
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, list | tuple):
+        return sum(map(_num_bytes, value))
+    return _num_bytes(list(value.values())) if isinstance(value, Mapping) else 0
+
+
+def _json(value: Any) -> str:
+    # Records and views are tuples, which JSON writes as lists.
+    return json.dumps(value, separators=(",", ":"), allow_nan=False, default=_plain)
+
+
 def _plain(value: Any) -> Any:
-    """A field of a record."""
     if isinstance(value, MemoryKind):
         return value.value
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
+    raise TypeError(f"a program has no {type(value).__name__}")
+
+
+def _counted_list(items: Iterable[Any], weight: int, countdown: Countdown) -> str:
+    """A list of JSON. Each item counts for so many bytes."""
+    items = iter(items)
+    batches = []
+    while batch := list(islice(items, _BATCH)):
+        batches.append(_json(batch)[1:-1])
+        countdown.take(weight * len(batch))
+    return "[" + ",".join(batches) + "]"
 
 
 def _action(action: Action, tensors: _Tensors) -> Any:
     if isinstance(action, Given):
-        pairs = ([[list(view), tensors.add(value)] for view, value in side] for side in action)
+        pairs = ([(view, tensors.add(value)) for view, value in side] for side in action)
         return ["given", *pairs]
     if not isinstance(action.func, str):
         raise NotReplayableError(
             f"the program calls {action.func}, which lives in this process only; replay it here, it cannot "
             "be saved"
         )
-    results = [None if view is None else list(view) for view in action.results]
     args, kwargs = _encode(action.args, tensors), _encode(dict(action.kwargs), tensors)
-    return ["call", action.func, args, kwargs, results, tensors.add_if(action.random)]
+    return ["call", action.func, args, kwargs, action.results, tensors.add_if(action.random)]
 
 
 def _encode(value: Any, tensors: _Tensors) -> Any:
     """An argument of a call."""
+    if value is None or isinstance(value, int | str):
+        return value
     if isinstance(value, View):
-        return {"view": list(value)}
+        return {"view": value}
     if isinstance(value, Tensor):
         return {"tensor": tensors.add(value)}
     if isinstance(value, list):
@@ -259,7 +292,7 @@ def _encode(value: Any, tensors: _Tensors) -> Any:
         return {"complex": [value.real, value.imag]}
     if isinstance(value, float) and not math.isfinite(value):
         return {"number": str(value)}
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, float):
         return value
     raise NotReplayableError(
         f"an op has the argument {value!r} of type {type(value).__name__}, which cannot be saved"

@@ -129,7 +129,10 @@ def test_a_replay_in_one_order_says_how_much_is_left(program: str, *, schedule: 
         loaded = load(program)
         words.append(str(Schedule(program=loaded.fingerprint, linear=loaded.order().program)))
     shown = _on_a_terminal(words)
-    assert re.search(r"(program order|schedule) \S+ +(\d+)/\2 .* gone, +0:00:00 left", shown)
+    shares = [int(share) for share in re.findall(r"(?:program order|schedule) \S+ +(\d+)% .*? left", shown)]
+    assert (shares[0], shares[-1]) == (0, 100)
+    assert shares == sorted(shares)
+    assert re.search(r"(program order|schedule) \S+ +100% .*? gone, +0:00:00 left", shown)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,17 @@ def test_a_part_that_fails_is_over_too() -> None:
     assert told[-1] == (1, 3)
 
 
+def test_steps_may_be_told_in_part_before_they_are_taken() -> None:
+    told: list[tuple[float, int]] = []
+    countdown = Countdown(lambda taken, most: told.append((taken, most)))
+    countdown.expect(5)
+    countdown.take()
+    countdown.amid(0.5)
+    countdown.amid(1.75)
+    countdown.take(2)
+    assert told[2:] == [(1.5, 5), (2.75, 5), (3, 5)]
+
+
 def test_steps_that_nobody_expected_are_counted_all_the_same() -> None:
     told: list[tuple[int, int]] = []
     countdown = Countdown(lambda taken, most: told.append((taken, most)))

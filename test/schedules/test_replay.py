@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from crosscurrent.schedules import replay
 from crosscurrent.schedules.errors import NotReplayableError
 from crosscurrent.schedules.replay import Replayer
 from crosscurrent.schedules.reuse import Reuse
@@ -95,6 +97,43 @@ def test_every_byte_of_a_block_counts(hand: Hand) -> None:
     replayer = Replayer(hand.program())
     assert [change.elements for change in replayer.run((0, 2, 1)).changes] == [4]
     assert replayer.run((2, 0, 1)).changes == replayer.run((0, 2, 1)).changes
+
+
+def test_binding_tells_how_far_it_is(hand: Hand) -> None:
+    """In steps as large as the work: an op with much memory is a large one, one with little is one, too."""
+    small, large = hand.full(MAIN, ones(4)), hand.full(MAIN, ones(1 << 15))
+    for view in (small, large, small):
+        hand.update(MAIN, view)
+    told: list[tuple[float, int]] = []
+    replayer = Replayer(hand.program(), told=lambda done, most: told.append((done, most)))
+    most = told[0][1]
+    assert {each for _, each in told} == {most}
+    assert (told[0][0], told[-1][0]) == (0, most)
+    steps = [done - before for (before, _), (done, _) in pairwise(told)]
+    before, one, two, three, after = filter(None, steps)
+    assert before == after > 0
+    assert two > one == three > 0
+    (accessed,) = {access.region.stop for access in replayer.order.ops[1].accesses}
+    assert two - one == len(replayer.order.ops[1].accesses) * (accessed - small.numel * 8)
+
+
+def test_binding_nothing_is_told_as_well(hand: Hand) -> None:
+    shares: list[float] = []
+    Replayer(hand.program(), told=lambda done, most: shares.append(done / most))
+    assert (shares[0], shares[-1]) == (0, 1)
+
+
+def test_the_binding_of_many_ops_is_not_told_for_each(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_TELLINGS", 5)
+    x = hand.full(MAIN, ones(4))
+    for _ in range(22):
+        hand.update(MAIN, x)
+    told: list[float] = []
+    Replayer(hand.program(), told=lambda done, _: told.append(done))
+    start, *ops, stop = (after - before for before, after in pairwise(told))
+    assert start == stop
+    op = ops[-1] / 2
+    assert ops == [5 * op] * 4 + [2 * op], "a fifth or more each time, and what is left"
 
 
 def refilled_while_read(hand: Hand, *, told: bool) -> tuple[Replayer, Replayer]:

@@ -271,6 +271,9 @@ def test_a_witness_that_is_found_early_leaves_nothing_to_wait_for() -> None:
     prover.prove_all(findings)
     assert told[0][1] > 10
     assert told[-1] == (3, 3), "both runs of the replayer, and one schedule"
+    binding = [runs for runs, _ in told if 0 < runs < 2]
+    assert len(set(binding)) > 1, "in parts, as it goes on"
+    assert binding == sorted(binding)
 
 
 @pytest.mark.simulation

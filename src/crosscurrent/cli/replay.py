@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from jsonargparse import ArgumentParser, Namespace
 
 from crosscurrent.cli.arguments import command_parser
-from crosscurrent.cli.console import progress, say
+from crosscurrent.cli.console import Bar, progress, say
 from crosscurrent.cli.exits import ExitCode, WrongUseError, as_wrong_use
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
     from torch import Tensor
 
     from crosscurrent.schedules import Exploration, Program, Strategy
@@ -24,8 +25,9 @@ _VALUES = 8
 
 _ENGINES = ("serial", "processes", "ray")
 
-_BINDING = 2
-"""Runs that it takes to find out how the program is best run again."""
+_BINDING = 4
+"""Runs that take as long as to find out how the program is best run again. They are even more if its values
+are small, but then runs take no time."""
 
 
 def parser() -> ArgumentParser:
@@ -108,10 +110,9 @@ def _one(program: Program, text: str) -> ExitCode:
     schedule = Schedule.parse(text, program)
     views: dict[str, View] = dict(program.names) | {read.name: read.view for read in program.host_reads}
     try:
-        with progress(transient=True) as bar:
+        with progress(transient=True, share=True) as bar:
             task = bar.begin("schedule", total=_BINDING + 2)
-            replayer = Replayer(program, schedule.reuse)
-            bar.advance(task, _BINDING)
+            replayer = Replayer(program, schedule.reuse, told=partial(_bound, bar, task))
             replayer.run(replayer.order.program)
             expected = {name: _shown(replayer.final(view)) for name, view in views.items()}
             bar.advance(task)
@@ -137,6 +138,11 @@ def _one(program: Program, text: str) -> ExitCode:
     else:
         say(f"{len(same)} other values are as in program order")
     return ExitCode.GOOD if outcome.same else ExitCode.BAD
+
+
+def _bound(bar: Bar, task: TaskID, done: float, most: int) -> None:
+    """So much of the program is bound to memory."""
+    bar.update(task, completed=_BINDING * done / most)
 
 
 def _shown(value: Tensor) -> str:
@@ -169,10 +175,9 @@ def _program_order(program: Program) -> ExitCode:
     from crosscurrent.schedules import NotReplayableError, Replayer
 
     try:
-        with progress(transient=True) as bar:
+        with progress(transient=True, share=True) as bar:
             task = bar.begin("program order", total=_BINDING + 1)
-            replayer = Replayer(program)
-            bar.advance(task, _BINDING)
+            replayer = Replayer(program, told=partial(_bound, bar, task))
             wrong = replayer.unfaithful()
             bar.advance(task)
     except NotReplayableError as error:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-Told: TypeAlias = Callable[[int, int], None]
-"""Called with the steps that were taken, and with how many there will be at most, which never grows."""
+Told: TypeAlias = Callable[[float, int], None]
+"""Called with the steps that were taken, and with how many there will be at most, which never grows. Of steps
+that take long, parts are told, too."""
 
 
 class Countdown:
@@ -33,6 +34,10 @@ class Countdown:
         self._left = max(0, self._left - steps)
         self._tell()
 
+    def amid(self, steps: float) -> None:
+        """So many of the steps that will be taken next are done already, the last of them in part."""
+        self._tell(steps)
+
     def skip(self, steps: int) -> None:
         """So many steps are not needed after all."""
         self._left = max(0, self._left - steps)
@@ -47,6 +52,6 @@ class Countdown:
         finally:
             self.skip(self._left - after)
 
-    def _tell(self) -> None:
+    def _tell(self, ahead: float = 0) -> None:
         if self._told is not None:
-            self._told(self._taken, self._taken + self._left)
+            self._told(self._taken + ahead, self._taken + self._left)

@@ -22,6 +22,7 @@ from crosscurrent.schedules import capture
 from crosscurrent.schedules.arena import Arena
 from crosscurrent.schedules.compiled import Bound, Step, bind, same_values, settle
 from crosscurrent.schedules.conflicts import Conflicts, conflicts
+from crosscurrent.schedules.countdown import Countdown, Told
 from crosscurrent.schedules.errors import NotReplayableError
 from crosscurrent.schedules.order import Linear
 from crosscurrent.schedules.packing import pack
@@ -29,6 +30,7 @@ from crosscurrent.schedules.program import Program, View
 from crosscurrent.schedules.reuse import Reuse, places
 from crosscurrent.schedules.strategies import Space
 from crosscurrent.schedules.values import Change, Values
+from crosscurrent.trace.records import Op
 
 _SMALL = 1 << 18
 """Bytes of memory up to which runs keep copies of it for the next run: a copy takes as long as a few ops."""
@@ -41,6 +43,15 @@ _REMEMBERED = 1 << 14
 
 _COPIES = 8
 """Copies kept of one run, evenly spread."""
+
+
+_RECORD, _OP, _FILLED = 1 << 10, 1 << 14, 4
+"""Bytes that ops which are bound go through in the time that it takes to look at a record, and to bind an op
+that goes through none; and how many are filled for each of them. They are gone through several times, to see
+how the op is best run."""
+
+_TELLINGS = 1000
+"""How often is told how far ops are bound, at most: that takes time, too."""
 
 
 class Failure(NamedTuple):
@@ -71,9 +82,15 @@ class Replayer:
     """Runs schedules of one program. Raises ``NotReplayableError`` if program order itself cannot be run."""
 
     def __init__(
-        self, program: Program, reuse: Sequence[Reuse] = (), *, settled: dict[int, list[int]] | None = None
+        self,
+        program: Program,
+        reuse: Sequence[Reuse] = (),
+        *,
+        settled: dict[int, list[int]] | None = None,
+        told: Told | None = None,
     ) -> None:
-        """``settled`` remembers how ops are best run, for further replayers of the same program."""
+        """``settled`` remembers how ops are best run, for further replayers of the same program. ``told`` is
+        called meanwhile with how much is bound, and with how much that will be, in units of no meaning."""
         if program.device == "cuda" and not capture.has_real_cuda():
             raise NotReplayableError(
                 "the program was recorded on a GPU, and this machine has none: replay it on one, or record "
@@ -82,14 +99,20 @@ class Replayer:
         self.program = program
         self._settled = {} if settled is None else settled
         self.reuse = tuple(reuse)
+        countdown = Countdown(told)
+        memory = sum(buffer.nbytes for buffer in program.buffers.values())
+        around = _OP + _RECORD * len(program.records) + memory // _FILLED  # before all ops, and after them
+        countdown.expect(2 * around + sum(_work(op) for op in program.records if isinstance(op, Op)))
         self.order = program.order(reuse)
         with _quiet():
             self._arena = Arena(program, [*reuse, *self._packing()])
             self._takers = self._taken_over_by()
-            self._steps = self._choose_steps()
+            countdown.take(around)
+            self._steps = self._choose_steps(countdown)
             self._values = Values(program, self._arena)
             self._reference = self._arena.bytes.clone()
             self._reference_words = self._reference.view(torch.int64)
+            countdown.take(around)
         self._known: dict[bytes, tuple[Change, ...]] = {}
         self._copies: list[tuple[int, Tensor]] = []
         self._last: Linear = ()
@@ -225,12 +248,14 @@ class Replayer:
         for block in blocks:
             self._arena.span(block).fill_(self.program.buffers[block].fill)
 
-    def _choose_steps(self) -> list[Step]:
+    def _choose_steps(self, countdown: Countdown) -> list[Step]:
         """Bind every action, and settle how to run it by running program order once."""
         arena = self._arena
         arena.bytes.copy_(arena.image)
         first = self._first_uses(self.order.program)
         chosen: list[Step] = []
+        work = sum(map(_work, self.order.ops))
+        untold = 0
         for node, op in enumerate(self.order.ops):
             self._take_over(first.get(node, ()))
             actions = self.program.actions.get(op.index)
@@ -244,6 +269,11 @@ class Replayer:
                 raise NotReplayableError(
                     f"{op.name} (record {op.index}) does not run again: {error}"
                 ) from error
+            untold += _work(op)
+            if untold * _TELLINGS >= work:
+                countdown.take(untold)
+                untold = 0
+        countdown.take(untold)
         return chosen
 
     def _settle(self, index: int, bounds: Sequence[Bound]) -> list[Step]:
@@ -255,6 +285,11 @@ class Replayer:
             for bound, option in zip(bounds, known, strict=True):
                 bound.options[option]()
         return [bound.options[option] for bound, option in zip(bounds, known, strict=True)]
+
+
+def _work(op: Op) -> int:
+    """How much it takes to bind an op: the bytes that it goes through, and more."""
+    return _OP + sum(access.region.stop - access.region.start for access in op.accesses)
 
 
 def _one_step(steps: Sequence[Step]) -> Step:

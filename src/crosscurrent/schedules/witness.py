@@ -81,7 +81,8 @@ class Witness(NamedTuple):
 class Prover:
     """Looks for witnesses in one program. Replays with the same choice of memory are shared.
 
-    ``told`` is called after every run of the program, if ``expect`` said what is to be proven.
+    ``told`` is called after every run of the program, and amid those that a replayer makes before its first,
+    if ``expect`` said what is to be proven.
     """
 
     def __init__(self, program: Program, *, told: Told | None = None) -> None:
@@ -178,7 +179,12 @@ class Prover:
                 # One holds all memory of the program; findings come in runs of a kind.
                 self._replayers.clear()
                 runs = 1 if self._settled else _BINDING  # which way is the faster one is settled but once
-                self._replayers[reuse] = Replayer(self._program, reuse, settled=self._settled)
+                self._replayers[reuse] = Replayer(
+                    self._program,
+                    reuse,
+                    settled=self._settled,
+                    told=lambda bound, most: self._countdown.amid(runs * bound / most),
+                )
                 self._countdown.take(runs)
         return self._replayers[reuse]
 

@@ -7,6 +7,9 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ import torch
 
 import crosscurrent
 from crosscurrent.trace.records import MemoryKind
+
+TRACE = str(Path(crosscurrent.__file__).parent / "trace") + os.sep
 
 
 def race() -> None:
@@ -209,6 +214,59 @@ def test_program_that_raises_is_let_through_and_judged(machine: Any) -> None:
 
 
 @pytest.mark.simulation  # a forked process cannot use a real device
+class Interrupt:
+    """Control-C at the ``at``-th place in the tracer where Python looks for signals: after calls."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __call__(self, frame: FrameType, event: str, value: Any) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(TRACE):
+            self.at -= 1
+            if self.at == 0:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupt_in_a_tap_harms_no_later_op_and_no_other_thread(machine: Any) -> None:
+    with machine(), crosscurrent.watch(trace=True) as watch:
+        x = torch.ones(4, device="cuda")
+        add = partial(torch.add, x, 1)
+        add()  # what is worked out once is no longer in the way
+        for at in range(1, 1000):
+            interrupt = Interrupt(at)
+            sys.setprofile(interrupt)
+            try:
+                y = add()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.setprofile(None)
+            if interrupt.at > 0:
+                break
+            thread = threading.Thread(target=x.add_, args=(1,), daemon=True)
+            thread.start()
+            thread.join(10)
+            assert not thread.is_alive(), "the lock was not given back"
+        y.add_(1)
+    assert interrupt.at > 0
+    assert watch.unknown == []
+
+
+def test_interrupt_while_another_thread_holds_the_lock_is_what_is_raised(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with machine(), crosscurrent.watch() as watch:
+        x = torch.ones(4, device="cuda")
+        monkeypatch.setattr(watch.tracer, "_acquire", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            x.add_(1)
+        monkeypatch.undo()
+
+
 def test_child_of_a_fork_is_not_watched(machine: Any) -> None:
     with machine(), crosscurrent.watch(trace=True) as watch:
         torch.zeros(4, device="cuda")

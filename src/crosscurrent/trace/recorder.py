@@ -276,11 +276,12 @@ class Recorder:
     def _admit(self, tensor: Tensor, storage: torch.UntypedStorage, fresh: bool) -> Block:
         where = self.environment.classify(tensor)
         cdata = storage._cdata
-        block = self._blocks[cdata] = Block(storage, cdata, self._deaths)
+        block = Block(storage, cdata, self._deaths)
         if where is None:
             block.be(-1, None, -1, 0)
         else:
             self._allocate(block, where[0], where[1], storage.nbytes(), fresh)
+        self._blocks[cdata] = block  # at last: an interrupt leaves no half of a block
         return block
 
     def _allocate(

@@ -89,8 +89,9 @@ class Tracer(Gatherer):
                 self.released((args[0] if args else kwargs["self"]).untyped_storage())
             if not self.observers:
                 return
-        self._acquire()
         try:
+            # In here: between a call and what follows it, a signal's handler may raise an error.
+            self._acquire()
             if self._deaths.noted:
                 self.bury()
             self.site = self.sites.here(3)
@@ -109,7 +110,10 @@ class Tracer(Gatherer):
                 log.warning("%s was not understood", name, exc_info=True)
             self.unknown(name, f"{type(error).__name__}: {error}")
         finally:
-            self._release()
+            try:  # noqa: SIM105 (quicker)
+                self._release()
+            except RuntimeError:
+                pass  # such an error came while another thread held the lock
 
     def failed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An op raised an error; until then it may have resized what it was to write to."""

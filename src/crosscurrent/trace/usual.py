@@ -207,7 +207,7 @@ class UsualOps(SyncTaps):
             plan.offset = offset
             plan.dtype = dtype
             plan.covers = nbytes if covers(plan.layout, nbytes) else -1
-        block = blocks[cdata] = Block(storage, cdata, self._deaths)
+        block = Block(storage, cdata, self._deaths)
         block.index = number = self._num_blocks
         self._num_blocks = number + 1
         block.memory = _DEVICE
@@ -222,14 +222,14 @@ class UsualOps(SyncTaps):
         block.is_covered = nbytes == plan.covers
         block.dtype = dtype
         block.read = None
+        block.write = None
+        blocks[cdata] = block  # at last: an interrupt leaves no half of a block
         if nbytes:
             index = self._index
             self._index = index + 1
             self._sink.alloc(index, number, lane, nbytes, _DEVICE, self.site, True)
         region, dims, name = plan.layout
-        if region is None:
-            block.write = None
-        else:
+        if region is not None:
             block.write = access = _new(_ACCESS, (number, region, True, dims, name, False))
             accesses.append(access)
         return lane

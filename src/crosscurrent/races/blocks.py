@@ -326,3 +326,4 @@ class Block:
 
 
 _UNUSED = History()
+"""Stands in for ``mine`` until ``sole`` is a lane: nothing is ever written to it."""

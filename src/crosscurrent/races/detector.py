@@ -1,4 +1,5 @@
 """Finds every race of a trace in one pass, with memory bounded by what is live.
+
 How it remembers accesses and freed memory is told in ``blocks.py``.
 """
 

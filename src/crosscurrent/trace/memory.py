@@ -81,7 +81,7 @@ class Block:
     ref: weakref.ref[torch.UntypedStorage] | None
     """Kept, so that the death of the storage is told."""
     place: Place
-    """Where it died."""
+    """Where it died; unset while it lives."""
     cdata: Any
     """The key of the storage: an ``int``, which is only looked up."""
     index: int
@@ -95,7 +95,7 @@ class Block:
     """Pinned memory: the last record, by lane, of a copy that the host allocator waits for."""
     shape: torch.Size | None
     """The layout that the last op to touch the block had of it, with the two accesses that it may make. Most
-    ops see a block as the op before them did."""
+    ops see a block as the op before them did. A shape of None: no op has touched it yet."""
     strides: tuple[int, ...] | None
     """None: it is contiguous."""
     offset: int
@@ -103,7 +103,9 @@ class Block:
     """Whether that layout is all of it."""
     dtype: torch.dtype
     read: Access | None
+    """None: it was not read in this layout yet."""
     write: Access | None
+    """None: there is no element, and nothing to access."""
 
     def __init__(self, storage: torch.UntypedStorage, cdata: Any, deaths: Deaths) -> None:
         self.deaths = deaths

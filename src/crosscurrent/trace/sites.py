@@ -36,7 +36,7 @@ _COMPILED: Final = not __file__.endswith(".py")
 
 Place: TypeAlias = int | tuple[CodeType, dict[int, int], int] | None
 """A site, or a frame outside of torch, held without interning: its code, the sites known in it, its last
-instruction."""
+instruction. None: there is no such frame."""
 
 
 def _is_internal(code: CodeType) -> bool:
@@ -44,7 +44,10 @@ def _is_internal(code: CodeType) -> bool:
 
 
 def _first(depth: int) -> Any:
-    """The frame at ``depth``, seen from the caller; None in a thread of C++ code, where it is the watch's."""
+    """The frame at ``depth``, seen from the caller; None in a thread of C++ code: all are the watch's.
+
+    Where this is compiled ``depth`` means nothing: the frames that it leaves out do not exist.
+    """
     if _COMPILED:
         return innermost()
     try:

@@ -69,10 +69,7 @@ class Tracer(Gatherer):
             observer.before_call(func, args, kwargs)
 
     def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """An op ran. Everything it did to memory that is followed becomes records.
-
-        The caller is the handler of a dispatch mode, and its caller the first frame that is looked at.
-        """
+        """An op ran. Everything it did to memory that is followed becomes records."""
         self.ran(self.plan(func), args, kwargs, out)
 
     def plan(self, func: Any) -> Plan:
@@ -83,7 +80,11 @@ class Tracer(Gatherer):
         return plan
 
     def ran(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """The same as ``op`` for a plan that was asked for earlier."""
+        """The same as ``op`` for a plan that was asked for earlier.
+
+        The caller is the handler of a dispatch mode (or ``op``); its caller is the first frame that is
+        looked at.
+        """
         if plan.touches_nothing:
             if plan.may_move:
                 self.released((args[0] if args else kwargs["self"]).untyped_storage())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor
 
 import crosscurrent
 from crosscurrent.races.findings import Finding
+from crosscurrent.schedules.contents import Contents
 from crosscurrent.schedules.program import Program
 from crosscurrent.schedules.recording import keep_values
 from crosscurrent.schedules.replay import Replayer
@@ -396,3 +400,34 @@ def test_the_handle_of_a_collective_is_no_value() -> None:
         "aten.ones.default",
         "c10d.allreduce_.default",
     ]
+
+
+def test_while_a_call_is_looked_at_nobody_else_makes_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    told: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def other() -> None:
+        while (lock := asked.get()) is not None:
+            is_free = lock.acquire(blocking=False)
+            if is_free:
+                lock.release()
+            told.put(is_free)
+
+    look = Contents.block_of
+    free = []
+
+    def block_of(contents: Contents, tensor: Tensor) -> Any:
+        asked.put(contents._tracer.lock)
+        free.append(told.get(timeout=60))
+        return look(contents, tensor)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    monkeypatch.setattr(Contents, "block_of", block_of)
+    try:
+        record(lambda: {"x": torch.ones(4, device="cuda").add_(1)})
+    finally:
+        asked.put(None)
+        thread.join()
+    assert free
+    assert not any(free)

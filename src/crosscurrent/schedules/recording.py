@@ -60,7 +60,7 @@ class Keeper:
         # By identity, as hashing an overload takes a microsecond; each is kept alive beside its signature.
         self._signatures: dict[int, tuple[Any, Signature]] = {}
         self._before = threading.local()
-        self._lock = threading.RLock()
+        self._lock = self._tracer.lock
         self._actions: dict[int, tuple[Action, ...]] = {}
         self._contents = Contents(self._tracer)
         self._calls = Calls(self._contents, self._actions)

@@ -104,7 +104,6 @@ class Recorder:
         "_last_device",
         "_last_lane",
         "_last_stream",
-        "_lock",
         "_misunderstood",
         "_num_blocks",
         "_num_recordings",
@@ -121,6 +120,7 @@ class Recorder:
         "in_call",
         "info",
         "layouts",
+        "lock",
         "muted",
         "not_understood",
         "site",
@@ -148,10 +148,11 @@ class Recorder:
         self._misunderstood: dict[Misunderstood, Misunderstood] = {}
         self._sinks = tuple(sinks)
         self._sink = _all(self._sinks)
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held while anything is made of what happened; by observers, too, while they look at blocks."""
         # For each op; quicker than ``with``.
-        self._acquire: Any = self._lock.acquire
-        self._release: Any = self._lock.release
+        self._acquire: Any = self.lock.acquire
+        self._release: Any = self.lock.release
         self._index = 0
         self._num_blocks = 0
         self._num_recordings = 0
@@ -175,7 +176,7 @@ class Recorder:
 
     def close(self) -> None:
         """The watch is over: report the last frees, and follow nothing any more."""
-        with self._lock:
+        with self.lock:
             self.bury()
             self._deaths.closed = True
             self._blocks.clear()
@@ -183,7 +184,7 @@ class Recorder:
 
     def add_sink(self, sink: Callable[[Record], None]) -> None:
         """Hand records to one more sink from now on."""
-        with self._lock:
+        with self.lock:
             self._sinks = (*self._sinks, sink)
             self._sink = _all(self._sinks)
 
@@ -219,7 +220,7 @@ class Recorder:
 
     def unknown(self, name: str, reason: str) -> None:
         """Something that could not be understood."""
-        with self._lock:
+        with self.lock:
             what = Misunderstood(name, self.sites.here(), reason)
             self.not_understood.append(self._misunderstood.setdefault(what, what))
             self.put(Unknown, *what)
@@ -344,7 +345,7 @@ class Recorder:
 
     def released(self, storage: torch.UntypedStorage, name: str = "resize_") -> None:
         """``storage.resize_(n)`` ran: the old block is free, and a new one took over what fits."""
-        with self._lock:
+        with self.lock:
             self.begin()
             block = self._blocks.get(storage._cdata)
             if block is not None and block.memory is not None:

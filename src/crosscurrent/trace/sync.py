@@ -52,7 +52,7 @@ class SyncTaps(Recorder):
 
     def event_recorded(self, event: Hashable, device: int, stream: int, via: str = "record") -> None:
         """``event`` marks what the stream has been given so far."""
-        with self._lock:
+        with self.lock:
             self.begin()
             previous = self._recordings.get(event)
             self._recordings[event] = self.record_event(self.lane(device, stream), via)
@@ -61,7 +61,7 @@ class SyncTaps(Recorder):
 
     def event_waited(self, event: Hashable, device: int, stream: int, via: str = "wait_event") -> None:
         """The stream waits for the recording of ``event`` that is current now."""
-        with self._lock:
+        with self.lock:
             self.begin()
             number = self._recordings.get(event, NO_EVENT)
             self.put(WaitEvent, self.lane(device, stream), number, self.site, via)
@@ -73,13 +73,13 @@ class SyncTaps(Recorder):
 
     def stream_waited_stream(self, device: int, stream: int, other_device: int, other_stream: int) -> None:
         """``stream.wait_stream(other)``: a recording on the other stream now, and a wait for it."""
-        with self._lock:
+        with self.lock:
             self.begin()
             self.join(self.lane(device, stream), self.lane(other_device, other_stream), "wait_stream")
 
     def event_synchronized(self, event: Hashable, kind: str = "event") -> None:
         """The host waited for ``event``."""
-        with self._lock:
+        with self.lock:
             self.begin()
             number = self._recordings.get(event, NO_EVENT)
             lanes: tuple[int, ...] = ()
@@ -96,7 +96,7 @@ class SyncTaps(Recorder):
 
     def stream_synchronized(self, device: int, stream: int, kind: str = "synchronize") -> None:
         """The host waited for a stream."""
-        with self._lock:
+        with self.lock:
             self.begin()
             self.host_wait(kind, (self.lane(device, stream),))
 
@@ -106,7 +106,7 @@ class SyncTaps(Recorder):
 
     def device_synchronized(self, device: int) -> None:
         """The host waited for all streams of a device."""
-        with self._lock:
+        with self.lock:
             self.begin()
             self.host_wait(
                 "synchronize", tuple(lane for (of, _), lane in self._lanes.items() if of == device)
@@ -129,7 +129,7 @@ class SyncTaps(Recorder):
 
     def capture_started(self) -> None:
         """From now on what this thread's current stream is given goes into a graph, and does not run."""
-        with self._lock:
+        with self.lock:
             self.begin()
             if not self._captures:
                 self._outside, self._sink = self._sink, Through(self._captured_or_not)
@@ -137,7 +137,7 @@ class SyncTaps(Recorder):
 
     def capture_ended(self) -> Captured | None:
         """The capture is over; gives what each replay does, or None if its beginning was not seen."""
-        with self._lock:
+        with self.lock:
             self.begin()
             lane = self.lane(self.environment.current_device())
             capture = next((each for each in self._captures if each.lane == lane), None)
@@ -173,7 +173,7 @@ class SyncTaps(Recorder):
         Gives the number of this launch, to be passed on as ``after`` by the next one of the same graph:
         CUDA orders a launch after the previous launches of the same executable graph.
         """
-        with self._lock:
+        with self.lock:
             self.begin()
             if after is not None:
                 self.put(WaitEvent, self.lane(device), after, self.site, "graph")
@@ -188,7 +188,7 @@ class SyncTaps(Recorder):
         What is free in the pool after one capture serves the next, so that launches of two such graphs
         write to the same memory. One byte stands for all of it.
         """
-        with self._lock:
+        with self.lock:
             self.begin()
             number = self._pools.get(pool)
             if number is None:
@@ -203,7 +203,7 @@ class SyncTaps(Recorder):
 
     def stream_used(self, tensor: Tensor, device: int, stream: int) -> None:
         """``tensor.record_stream(stream)``."""
-        with self._lock:
+        with self.lock:
             self.begin()
             block = self.block_of(tensor)
             if block is not None and block.nbytes:
@@ -211,7 +211,7 @@ class SyncTaps(Recorder):
 
     def host_access(self, tensor: Tensor, write: bool, name: str) -> None:
         """The host reads or writes a tensor's bytes now; nothing happens unless they are pinned."""
-        with self._lock:
+        with self.lock:
             self.begin()
             block = self.block_of(tensor)
             if block is not None and not block.on_device:
@@ -221,7 +221,7 @@ class SyncTaps(Recorder):
 
     def looked_at(self, tensor: Tensor, name: str) -> None:
         """The host looks at a tensor's content without an op: printing goes around all dispatch modes."""
-        with self._lock:
+        with self.lock:
             self.begin()
             block = self.block_of(tensor)
             accesses = () if block is None else self._whole(block, tensor, False)
@@ -236,7 +236,7 @@ class SyncTaps(Recorder):
         self, tensor: Tensor, access: tuple[Region, tuple[int, ...], str], write: bool, name: str
     ) -> None:
         """The host touches some bytes of a tensor's storage: a region of it, with a shape and a type."""
-        with self._lock:
+        with self.lock:
             self.begin()
             block = self.block_of(tensor)
             if block is not None and not block.on_device:
@@ -249,7 +249,7 @@ class SyncTaps(Recorder):
         Device memory is touched on the current stream of its device, and pinned memory too when a device
         tensor is declared with it (a kernel that reads host memory); pinned memory alone by the host.
         """
-        with self._lock:
+        with self.lock:
             self.begin()
             accesses: list[Access] = []
             devices: list[int] = []

@@ -62,7 +62,7 @@ class Tracer(Gatherer):
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An op is about to run (needed only while there are observers)."""
-        with self._lock:
+        with self.lock:
             if self.is_capturing:
                 return
         for observer in self.observers:
@@ -118,7 +118,7 @@ class Tracer(Gatherer):
 
     def failed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An op raised an error; until then it may have resized what it was to write to."""
-        with self._lock:
+        with self.lock:
             self.begin()
             try:
                 self.remeasure(self.plan(func).sign, args, kwargs)

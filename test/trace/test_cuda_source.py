@@ -49,6 +49,29 @@ def test_synchronization_inside_of_an_op_counts_once(run_by_callbacks: Any) -> N
     assert [wait.kind for wait in watch.host_waits] == ["item", "data-dependent shape"]
 
 
+def test_what_an_op_did_before_it_failed_is_seen(run_by_callbacks: Any) -> None:
+    """Its wait is one: what reads behind it does not race."""
+    with torch.library._scoped_library("crosscurrent_fails", "DEF") as library:
+        library.define("wait(Tensor x) -> Tensor")
+
+        def wait(x: torch.Tensor) -> torch.Tensor:
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            raise ValueError("after the wait")
+
+        library.impl("wait", wait, "CompositeExplicitAutograd")
+
+        def program() -> None:
+            x = torch.ones(4, device="cuda")
+            with torch.cuda.stream(torch.cuda.Stream()):
+                with pytest.raises(ValueError, match="after the wait"):
+                    torch.ops.crosscurrent_fails.wait(torch.empty(0, device="cuda"))
+                x.sum()
+
+        watch = run_by_callbacks(program)
+    assert of(watch, WaitEvent)
+    assert not watch.findings
+
+
 def test_synchronization_inside_of_any_other_op_is_an_edge_before_it(run_by_callbacks: Any) -> None:
     with torch.library._scoped_library("crosscurrent_sync", "DEF") as library:
         library.define("peek(Tensor x) -> Tensor")

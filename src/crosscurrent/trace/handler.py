@@ -113,6 +113,10 @@ class Handler:
         try:
             out = way.run(*args, **kwargs) if kwargs else way.run(*args)
         except Exception:
+            # What came before the error did happen.
+            if not way.knows_its_waits:
+                for report in here.held or ():
+                    report()
             tracer.failed(func, args, kwargs)
             raise
         finally:

@@ -227,6 +227,7 @@ class Interrupt:
                 raise KeyboardInterrupt
 
 
+@pytest.mark.simulation  # on a GPU PyTorch's own callbacks would be interrupted, too, which they cannot bear
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupt_in_a_tap_harms_no_later_op_and_no_other_thread(machine: Any) -> None:
     with machine(), crosscurrent.watch(trace=True) as watch:

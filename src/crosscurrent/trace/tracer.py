@@ -70,7 +70,7 @@ class Tracer(Gatherer):
 
     def op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """An op ran. Everything it did to memory that is followed becomes records."""
-        self.ran(self.plan(func), args, kwargs, out)
+        self.ran(self._plans.get(id(func)) or self.plan(func), args, kwargs, out)
 
     def plan(self, func: Any) -> Plan:
         """What is known of an op; to be passed on to ``ran``."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -329,3 +331,30 @@ def test_many_streams_and_events_leave_nothing_behind(machine: Any) -> None:
             sizes.append((len(tracer._recorded_at), len(tracer._blocks), len(tracer.info.sites)))
         assert watch.findings == []
     assert sizes[1] == sizes[2], sizes
+
+
+def test_watch_that_nobody_has_any_more_is_gone_at_once(machine: Any) -> None:
+    """What it remembers may be large. An observer, which its tracer holds, stands for all of it."""
+
+    class Observer:
+        def before_call(self, *call: Any) -> None: ...
+
+        def after_call(self, *call: Any) -> None: ...
+
+    with machine():
+        x = torch.ones(4, device="cuda")
+        gc.collect()
+        gc.disable()
+        try:
+            with crosscurrent.watch(trace=True) as watch:
+                observer = Observer()
+                watch.tracer.observers.append(observer)
+                x.add_(1).sum()
+            assert not watch.findings
+            held = weakref.ref(observer)
+            del observer
+            assert held() is not None
+            del watch
+            assert held() is None
+        finally:
+            gc.enable()

@@ -106,7 +106,7 @@ class Handler:
         elif way.touches_nothing:
             return way.run(*args, **kwargs)
         plan = way.plan
-        if plan is None or plan.tracer is not tracer:
+        if plan is None or plan.trace is not tracer.trace:
             plan = way.plan = tracer.plan(func)
         here = tap.here()
         outer, here.held = here.held, _NOTHING_HELD

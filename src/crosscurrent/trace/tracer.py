@@ -46,7 +46,7 @@ class CallObserver(Protocol):
 class Tracer(Gatherer):
     """Makes the records of one trace. All methods may be called from any thread."""
 
-    __slots__ = ("__weakref__", "_failed", "_plans", "observers")
+    __slots__ = ("__weakref__", "_failed", "_plans", "observers", "trace")
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class Tracer(Gatherer):
         super().__init__(environment, sinks, full_stack=full_stack)
         self.observers: list[CallObserver] = []
         self._plans: dict[int, Plan] = {}
+        self.trace = object()
+        """Stands for this trace in what is kept beyond it."""
         self._failed: set[str] = set()
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -76,7 +78,7 @@ class Tracer(Gatherer):
         """What is known of an op; to be passed on to ``ran``."""
         plan = self._plans.get(id(func))
         if plan is None:
-            plan = self._plans[id(func)] = Plan(self, func, signature(func))
+            plan = self._plans[id(func)] = Plan(self.trace, func, signature(func))
         return plan
 
     def ran(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:

@@ -58,11 +58,11 @@ class Plan:
         "singles",
         "strides",
         "touches_nothing",
-        "tracer",
+        "trace",
     )
 
-    tracer: Any
-    """Whose plan it is."""
+    trace: object
+    """What the plans of one trace have in common; not its tracer, which would keep itself alive."""
     func: Any
     """The op; kept, so that its id is its own."""
     singles: tuple[Single, ...] | None
@@ -77,8 +77,8 @@ class Plan:
     layout: Layout
     device: int
 
-    def __init__(self, tracer: Any, func: Any, sign: Signature) -> None:
-        self.tracer = tracer
+    def __init__(self, trace: object, func: Any, sign: Signature) -> None:
+        self.trace = trace
         self.func = func
         self.sign = sign
         self.name = sign.name

@@ -293,10 +293,9 @@ class Detector(Sink):
         self.free(index, number, site)
 
     def alloc(
-        self, index: int, block: int, lane: int, nbytes: int, memory: MemoryKind, site: int, fresh: bool
+        self, index: int, number: int, owner: int, nbytes: int, memory: MemoryKind, site: int, fresh: bool
     ) -> None:
         """Take in the next record, an ``Alloc``."""
-        number, owner = block, lane
         if memory is _PINNED:
             # One pool for all: a pinned block belongs to no stream, and is the host's when it is handed out.
             owner = HOST
@@ -308,33 +307,30 @@ class Detector(Sink):
             pool = pools[owner] = Pool()
             self._clocks.of(owner)  # clocks have room for all lanes of which there is a history
         if fresh and pool.spare and not pool.residue:
-            made = self._blocks[number] = pool.spare.pop()
-            made.nbytes = nbytes
-            made.site = site
-            made.own_write = pool.own_write
-            made.own_read = pool.own_read
+            block = self._blocks[number] = pool.spare.pop()
+            block.nbytes = nbytes
+            block.site = site
+            block.own_write = pool.own_write
+            block.own_read = pool.own_read
             return
-        made = self._blocks[number] = Block(nbytes, memory, owner, pool, site)
+        block = self._blocks[number] = Block(nbytes, memory, owner, pool, site)
         if not fresh:
             return
-        made.own_write = pool.own_write
-        made.own_read = pool.own_read
+        block.own_write = pool.own_write
+        block.own_read = pool.own_read
         if pool.residue:
             clock = self._clocks.of(owner)
-            made.hazards = pool.hazards(self._clocks.host, clock)
-            for other, entry, _ in made.hazards:
-                if entry[0] > clock[other]:
+            block.hazards = pool.hazards(self._clocks.host, clock)
+            for lane, entry, _ in block.hazards:
+                if entry[0] > clock[lane]:
                     return
         if owner != HOST:
-            made.mine = made.lanes[owner] = History()
-            made.sole = owner
+            block.mine = block.lanes[owner] = History()
+            block.sole = owner
 
-    def free(self, index: int, block: int, site: int) -> None:
+    def free(self, index: int, number: int, site: int) -> None:
         """Take in the next record, a ``Free``."""
-        number = block
-        self._give_back(self._blocks.pop(number, None), index, number, site)
-
-    def _give_back(self, block: Block | None, index: int, number: int, site: int) -> None:
+        block = self._blocks.pop(number, None)
         if block is None or not block.lanes:
             return
         pool = block.pool

@@ -222,14 +222,14 @@ class Sink:
         self.feed(record)
 
     def alloc(
-        self, index: int, block: int, lane: int, nbytes: int, memory: MemoryKind, site: int, fresh: bool
+        self, index: int, number: int, owner: int, nbytes: int, memory: MemoryKind, site: int, fresh: bool
     ) -> None:
-        """The same for the ``Alloc`` with these fields."""
-        self.feed(_new(Alloc, (index, block, lane, nbytes, memory, site, fresh)))
+        """The same for an ``Alloc`` of block ``number`` from the pool of lane ``owner``."""
+        self.feed(_new(Alloc, (index, number, owner, nbytes, memory, site, fresh)))
 
-    def free(self, index: int, block: int, site: int) -> None:
-        """The same for the ``Free`` with these fields."""
-        self.feed(_new(Free, (index, block, site)))
+    def free(self, index: int, number: int, site: int) -> None:
+        """The same for the ``Free`` of block ``number``."""
+        self.feed(_new(Free, (index, number, site)))
 
 
 class Through(Sink):

@@ -27,7 +27,7 @@ from torch.cuda import _gpu_trace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscurrent.trace.cuda_patches import Patches, install, nobody_listens
-from crosscurrent.trace.handler import Handler, Here, Tap, device_of
+from crosscurrent.trace.handler import Handler, Here, Tap
 from crosscurrent.trace.recorder import DEFAULT_STREAM
 from crosscurrent.trace.records import MemoryKind
 from crosscurrent.trace.segments import Segments
@@ -35,6 +35,10 @@ from crosscurrent.trace.subclasses import has_own_dispatch
 from crosscurrent.trace.tracer import Tracer
 
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+
+
+def _cuda_device_of(tensor: Tensor) -> int:
+    return tensor.get_device() if tensor.is_cuda else -1
 
 
 class CudaEnvironment:
@@ -51,7 +55,7 @@ class CudaEnvironment:
         # For each result: PyTorch's own as well, where no other accelerator's tensors have indices.
         accelerator = torch.accelerator.current_accelerator()
         is_cuda_only = accelerator is None or accelerator.type == "cuda"
-        self.device_of: Callable[[Tensor], int] = Tensor.get_device if is_cuda_only else device_of
+        self.device_of: Callable[[Tensor], int] = Tensor.get_device if is_cuda_only else _cuda_device_of
         """The index of the CUDA device of a plain tensor; negative for any other."""
         self.segments = Segments()
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from crosscurrent.trace.access import Kind, signature
+from crosscurrent.trace.access import Kind, runner, signature
 from crosscurrent.trace.subclasses import has_own_dispatch
 from crosscurrent.trace.tracer import Tracer
 from crosscurrent.trace.usual import Plan
@@ -17,12 +17,6 @@ _KNOWS_ITS_WAITS = frozenset({Kind.COPY, Kind.TO_COPY, Kind.FOREACH_COPY, Kind.W
 
 Held: TypeAlias = tuple[Callable[[], None], ...]
 _NOTHING_HELD: Final[Held] = ()
-
-
-def device_of(tensor: Any) -> int:
-    """The index of the CUDA device of a plain tensor; negative for any other."""
-    device: int = tensor.get_device() if tensor.is_cuda else -1
-    return device
 
 
 class Here:
@@ -56,8 +50,7 @@ class _Way:
 
     def __init__(self, func: Any) -> None:
         self.func = func  # kept, so that its id is its own
-        # An overload does nothing when it is called but call this; it is one Python frame less for each op.
-        self.run: Any = func._op if type(func) is torch._ops.OpOverload else func
+        self.run: Any = runner(func)
         sign = signature(func)
         self.is_composite = _is_composite(func)
         self.touches_nothing = sign.kind is Kind.NOTHING and not sign.may_move

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from crosscurrent.trace.access import runner
 from crosscurrent.trace.simulate import plans
 from crosscurrent.trace.simulate.clock import ISSUE, KERNEL
 from crosscurrent.trace.simulate.memory import UNDETERMINED
@@ -52,9 +53,7 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             plan, run = self._plans[func]
         except KeyError:
-            # An overload does nothing when it is called but call this: one Python frame less for each op.
-            run = func._op if type(func) is torch._ops.OpOverload else func
-            plan, run = self._plans[func] = plans.plan_for(func), run
+            plan, run = self._plans[func] = plans.plan_for(func), runner(func)
         if kwargs is None:
             kwargs = {}
         simulation = self.simulation

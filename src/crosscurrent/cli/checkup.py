@@ -258,9 +258,9 @@ def _ray() -> Seen:
 
 
 def _compiled() -> Seen:
-    from crosscurrent.trace import tracer
+    from crosscurrent.trace.sites import COMPILED
 
-    if tracer.__file__.endswith(".py"):
+    if not COMPILED:
         advice = (
             "to watch at about two thirds of the cost, with a C compiler: "
             "HATCH_BUILD_HOOK_ENABLE_MYPYC=1 HATCH_BUILD_CLEAN_HOOKS_AFTER=1 "

@@ -31,8 +31,9 @@ _INTERNAL = (
 )
 
 _frame: Final = sys._getframe
-_COMPILED: Final = not __file__.endswith(".py")
-"""Compiled functions have no frames, so that the innermost one is already the caller's."""
+COMPILED: Final = not __file__.endswith(".py")
+"""Whether what a watch does for each op is compiled. Compiled functions have no frames, so that the innermost
+one is already the caller's."""
 
 Place: TypeAlias = int | tuple[CodeType, dict[int, int], int] | None
 """A site, or a frame outside of torch, held without interning: its code, the sites known in it, its last
@@ -48,7 +49,7 @@ def _first(depth: int) -> Any:
 
     Where this is compiled ``depth`` means nothing: the frames that it leaves out do not exist.
     """
-    if _COMPILED:
+    if COMPILED:
         return innermost()
     try:
         return _frame(depth + 1)
@@ -183,9 +184,9 @@ class Sites:
             self.sites.append(site)
         return index
 
-    def _with_stack(self, innermost: FrameType) -> int:
+    def _with_stack(self, first: FrameType) -> int:
         stack: list[tuple[str, int, str]] = []
-        frame: FrameType | None = innermost
+        frame: FrameType | None = first
         while frame is not None:
             if not _is_internal(frame.f_code):
                 stack.append(_entry(frame.f_code, frame.f_lasti))

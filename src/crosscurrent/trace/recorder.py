@@ -77,7 +77,7 @@ class Misunderstood(NamedTuple):
     reason: str
 
 
-def _all(sinks: Sequence[Sink | Callable[[Record], None]]) -> Sink:
+def as_one(sinks: Sequence[Sink | Callable[[Record], None]]) -> Sink:
     """One sink that hands records to all of them."""
     only = sinks[0] if len(sinks) == 1 else None
     if isinstance(only, Sink):
@@ -147,7 +147,7 @@ class Recorder:
         self._waited: dict[Waited, Waited] = {}
         self._misunderstood: dict[Misunderstood, Misunderstood] = {}
         self._sinks = tuple(sinks)
-        self._sink = _all(self._sinks)
+        self._sink = as_one(self._sinks)
         self.lock = threading.RLock()
         """Held while anything is made of what happened; by observers, too, while they look at blocks."""
         # For each op; quicker than ``with``.
@@ -186,7 +186,7 @@ class Recorder:
         """Hand records to one more sink from now on."""
         with self.lock:
             self._sinks = (*self._sinks, sink)
-            self._sink = _all(self._sinks)
+            self._sink = as_one(self._sinks)
 
     def put(self, kind: Callable[..., Record], *fields: Any) -> int:
         """Hand out one record; returns its index."""

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from crosscurrent.trace import copies, waits
 from crosscurrent.trace.access import Kind, Signature, Use, in_training, signature, unscaled
 from crosscurrent.trace.gather import Call, Gatherer
-from crosscurrent.trace.recorder import Environment, _all
+from crosscurrent.trace.recorder import Environment, as_one
 from crosscurrent.trace.records import Record, Sink, Through
 from crosscurrent.trace.usual import Plan
 
@@ -134,7 +134,7 @@ class Tracer(Gatherer):
             collected.append(record)
             sink.feed(record)
 
-        sink = _all(self._sinks)
+        sink = as_one(self._sinks)
         before, self._sink = self._sink, Through(collect)
         self.in_call = True
         try:

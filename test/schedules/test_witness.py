@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,11 +32,17 @@ def record(body: Callable[[], dict[str, Tensor]]) -> tuple[Program, list[Finding
         return keeper.program(), seen.findings
 
 
-def replays(program: Program, finding: Finding) -> tuple[int, int, str]:
-    """The runs of a proof, how many it expected at most, and what it came to."""
-    told: list[tuple[int, int]] = []
+def told_of(program: Program, findings: Sequence[Finding]) -> tuple[Prover, list[tuple[float, int]]]:
+    """Who is going to prove these, and what is told meanwhile: the runs made, and the most there will be."""
+    told: list[tuple[float, int]] = []
     prover = Prover(program, told=lambda runs, most: told.append((runs, most)))
-    prover.expect([finding])
+    prover.expect(findings)
+    return prover, told
+
+
+def replays(program: Program, finding: Finding) -> tuple[float, int, str]:
+    """The runs of a proof, how many it expected at most, and what it came to."""
+    prover, told = told_of(program, [finding])
     witness = prover.prove(finding)
     return told[-1][0], told[0][1], str(witness)
 
@@ -203,10 +209,8 @@ def test_a_program_that_cannot_be_run_again_leaves_its_findings_unproven(hand: H
     detector = Detector()
     for entry in program.records:
         detector.feed(entry)
-    told: list[tuple[int, int]] = []
-    prover = Prover(program, told=lambda runs, most: told.append((runs, most)))
     findings = detector.findings(program.info)[:1]
-    prover.expect(findings)
+    prover, told = told_of(program, findings)
     witness = prover.prove(findings[0])
     assert not witness.proven
     assert "kernel" in str(witness)
@@ -252,9 +256,7 @@ def test_every_run_is_counted_against_a_bound_that_only_shrinks(
             return original(*arguments)
 
         monkeypatch.setattr(Replayer, name, counted)
-    told: list[tuple[int, int]] = []
-    prover = Prover(program, told=lambda runs, most: told.append((runs, most)))
-    prover.expect(findings)
+    prover, told = told_of(program, findings)
     assert told[-1][0] == 0
     prover.prove_all(findings)
     bounds = [most for _, most in told]
@@ -265,9 +267,7 @@ def test_every_run_is_counted_against_a_bound_that_only_shrinks(
 @pytest.mark.simulation
 def test_a_witness_that_is_found_early_leaves_nothing_to_wait_for() -> None:
     program, findings = record(checkpoint_sent_too_early)
-    told: list[tuple[int, int]] = []
-    prover = Prover(program, told=lambda runs, most: told.append((runs, most)))
-    prover.expect(findings)
+    prover, told = told_of(program, findings)
     prover.prove_all(findings)
     assert told[0][1] > 10
     assert told[-1] == (3, 3), "both runs of the replayer, and one schedule"
@@ -286,9 +286,7 @@ def test_before_the_first_schedule_it_is_known_how_many_others_are_alike(
     program, findings = record(body)
     (finding,) = findings
     assert not finding.also
-    told: list[tuple[int, int]] = []
-    prover = Prover(program, told=lambda runs, most: told.append((runs, most)))
-    prover.expect(findings)
+    prover, told = told_of(program, findings)
     prover.prove(finding)
     before = [most for runs, most in told if runs == 2]
     # The replayer; two directed schedules and eight random ones; two for each pair alike; the reason.

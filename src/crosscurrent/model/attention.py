@@ -9,9 +9,9 @@ Usage, for the last C of S tokens (the other S - C keys are visible to every que
 
 Legend: B batch, H query heads, G query groups (key/value heads), C queries, S keys, D head size. Query c
 sees the keys s <= S - C + c (a lower-right causal mask); head h reads group h // (H // G); the scale is
-1 / sqrt(D). Any strides will do as long as the last is 1, so that keys and values are read in place from the
-front of a longer cache. [B, T, H, D] buffers, passed transposed, are the fastest for queries, outputs and
-their gradients.
+1 / sqrt(D). Any strides will do; as long as the last is 1, keys and values are read in place from the front
+of a longer cache. [B, T, H, D] buffers, passed transposed, are the fastest for queries, outputs and their
+gradients.
 
 Each is one operator of `crosscurrent.operators`: plain matrix products on a CPU, fused kernels on CUDA.
 """

@@ -72,7 +72,8 @@ class Gatherer(UsualOps):
 
     def remeasure(self, sign: Signature, args: Any, kwargs: Any) -> None:
         """What a call writes to may have been resized, in a place that no tap can see."""
-        written = [(use, arg) for use, arg in zip(sign.positional, args) if use & _WRITE]  # noqa: B905
+        positional = zip(sign.positional, args)  # noqa: B905 (trailing arguments may be left out)
+        written = [(use, arg) for use, arg in positional if use & _WRITE]
         written += [(use, arg) for name, arg in kwargs.items() if (use := sign.by_name.get(name, 0)) & _WRITE]
         for use, arg in written:
             for one in (arg or ()) if use & _MANY else (arg,):

@@ -95,7 +95,9 @@ class _DrivenSource(CudaSource):
     def __init__(self, simulation: Any) -> None:
         super().__init__()
         self._simulation = simulation
-        self.environment.segments = Segments(partial(_segments, simulation))
+        self.environment.segments = Segments(
+            partial(_segments, simulation), lambda device: int(simulation.memory.devices[device].num_frees)
+        )
 
     def attach(self, tracer: Tracer) -> None:
         super().attach(tracer)

@@ -182,19 +182,45 @@ def test_memory_older_than_the_watch_goes_back_to_the_stream_that_it_came_from(
 
 
 def test_segments_are_looked_up_again_for_an_address_in_none() -> None:
-    told = [[(0, 100, 50, 7), (0, 200, 50, 8), (1, 100, 50, 9)], [(0, 300, 50, 6)], []]
+    first = [(0, 100, 50, 7), (0, 200, 50, 8), (1, 100, 50, 9)]
+    told = [first, first, [(0, 300, 50, 6)], []]
 
     def look() -> list[dict[str, int]]:
         names = ("device", "address", "total_size", "stream")
         return [dict(zip(names, each, strict=True)) for each in told.pop(0)]
 
-    segments = Segments(look)
+    segments = Segments(look, given_back=lambda device: 0)
     for device, address, stream in ((0, 100, 7), (0, 149, 7), (0, 249, 8), (1, 120, 9), (0, 200, 8)):
         assert segments.stream_of(device, address) == stream
     assert len(told) == 2
     assert segments.stream_of(0, 320) == 6
     assert segments.stream_of(0, 150) == 0
     assert not told
+
+
+def test_segments_are_looked_up_again_once_memory_was_given_back_to_the_driver() -> None:
+    """Its addresses may be in another stream's segment by now."""
+    streams, given_back = [7, 8], {0: 0, 1: 0}
+    segments = Segments(
+        lambda: [{"device": 0, "address": 100, "total_size": 50, "stream": streams.pop(0)}],
+        given_back.__getitem__,
+    )
+    assert segments.stream_of(0, 100) == 7
+    given_back[1] += 50
+    assert segments.stream_of(0, 100) == 7
+    given_back[0] += 50
+    assert [segments.stream_of(0, address) for address in (100, 120)] == [8, 8]
+
+
+@pytest.mark.gpu
+def test_memory_that_comes_again_from_the_driver_is_the_next_stream_s() -> None:
+    segments, side = Segments(), torch.cuda.Stream()
+    for stream in (torch.cuda.default_stream(), side):
+        with torch.cuda.stream(stream):
+            memory = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        assert segments.stream_of(memory.get_device(), memory.data_ptr()) == stream.cuda_stream
+        del memory
+        torch.cuda.empty_cache()
 
 
 def test_resizing_moves_to_a_new_block(run: Any, kinds: Any) -> None:

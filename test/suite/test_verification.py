@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from crosscurrent.suite import LAYERS
 from crosscurrent.suite.exactness import Exactness
 from crosscurrent.suite.layer import Outcome, Verdict
+from crosscurrent.suite.recorded import on_gpu
 from crosscurrent.suite.scenario import WITH_GRAPHS, Scenario, scenarios
 from crosscurrent.suite.verification import Cuda, Result, _result_of, overall, questions, run, run_spread
 
@@ -21,6 +23,7 @@ class Question:
     name: str = "question"
     claim: str = "The answer is known."
     needs_cuda: bool = False
+    needs_quiet: bool = False
     takes_graphs: bool = False
     answer: Outcome | Exception = Outcome.held("known")  # noqa: RUF009
 
@@ -28,6 +31,9 @@ class Question:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+    def takes(self, scenario: Scenario) -> bool:
+        return self.takes_graphs or not scenario.graphs
 
 
 ONE = scenarios()[:1]
@@ -50,7 +56,7 @@ def test_with_graphs_only_layers_that_look_at_them_are_asked() -> None:
     assert asked == [("a", *ONE), ("b", *ONE), *(("b", scenario) for scenario in WITH_GRAPHS)]
     results = list(run(layers, [*ONE, *WITH_GRAPHS], Cuda.NONE))
     assert [(result.layer, result.scenario) for result in results] == asked
-    told = {layer.name for layer in LAYERS if layer.takes_graphs}
+    told = {layer.name for layer, _ in questions(LAYERS, WITH_GRAPHS)}
     assert told == {"parity", "races"} | (set() if torch.cuda.is_available() else {"schedules"})
 
 
@@ -122,6 +128,29 @@ def test_a_process_that_died_is_no_verdict() -> None:
     assert "--workers 1" in result.outcome.detail
 
 
-def test_a_real_device_is_not_shared_by_processes() -> None:
-    with pytest.raises(ValueError, match="one after the other"):
-        next(run_spread([Question()], ONE, Cuda.REAL, workers=2))
+@dataclass(frozen=True, kw_only=True)
+class Asked(Question):
+    """Its answer is the process that was asked."""
+
+    def check(self, scenario: Scenario) -> Outcome:
+        return Outcome.held(str(os.getpid()))
+
+
+@pytest.mark.parametrize("cuda", [Cuda.REAL, Cuda.NONE])
+def test_what_needs_a_real_device_quiet_is_asked_at_the_end_in_this_process(cuda: Cuda) -> None:
+    layers = [Asked(name="quiet", needs_quiet=True), Asked(name="loud")]
+    results = list(run_spread(layers, scenarios(), cuda, workers=2))
+    assert len(results) == len(layers) * len(scenarios())
+    here = [result.layer for result in results if result.outcome.detail == str(os.getpid())]
+    assert here == (["quiet"] * len(scenarios()) if cuda is Cuda.REAL else [])
+    assert [result.layer for result in results[len(results) - len(here) :]] == here
+
+
+def test_no_layer_is_asked_twice_of_what_comes_to_the_same() -> None:
+    """Racy code runs with lastrec where another policy could not bear it."""
+    asked = {
+        scenario.policy
+        for layer, scenario in questions(LAYERS, scenarios(everything=True))
+        if layer.name == "history"
+    }
+    assert asked == ({"lastrec"} if on_gpu() else {"lastrec", "h2o"})

@@ -52,7 +52,8 @@ def parser() -> ArgumentParser:
         "--workers",
         type=int,
         metavar="N",
-        help="Processes that work at once where CUDA is simulated. Default: one for each core.",
+        help="Processes that work at once. Default: one for each core where CUDA is simulated; one on a GPU, "
+        "where each takes device memory of its own.",
     )
     options.add_argument("--json", metavar="FILE", help="Write the results there as JSON.")
     options.add_argument("--html", metavar="FILE", help="Write the results there as one page.")
@@ -126,14 +127,14 @@ def run(arguments: Namespace) -> int:
 def _run(
     layers: Sequence[Layer], chosen: Sequence[Scenario], cuda: Cuda, workers: int | None
 ) -> Iterator[Result]:
-    """One after the other, or by several processes where that pays and disturbs nothing."""
+    """One after the other, or by several processes where that pays."""
     from crosscurrent.suite import verification
 
     if workers is None:
         quick = all(layer.name in QUICK for layer in layers)
         workers = 1 if quick or cuda is not verification.Cuda.SIMULATED else verification.num_cores()
     workers = min(workers, len(verification.questions(layers, chosen)))
-    if workers == 1 or cuda is verification.Cuda.REAL:
+    if workers == 1:
         return verification.run(layers, chosen, cuda)
     return verification.run_spread(layers, chosen, cuda, workers=workers)
 

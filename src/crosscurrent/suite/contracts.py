@@ -40,7 +40,11 @@ class Contracts:
         "and allocated once"
     )
     needs_cuda: bool = True
-    takes_graphs: bool = False
+    needs_quiet: bool = False
+
+    def takes(self, scenario: Scenario) -> bool:
+        """Without graphs: nothing that is asked here is another with them."""
+        return not scenario.graphs
 
     def check(self, scenario: Scenario) -> Outcome:
         """Ask for what has to be refused, then look at what is pinned."""

@@ -27,6 +27,7 @@ from crosscurrent.suite.recorded import (
     Part,
     Recording,
     make_model,
+    on_gpu,
     on_host,
     racy,
     record,
@@ -35,7 +36,6 @@ from crosscurrent.suite.recorded import (
 )
 from crosscurrent.suite.scenario import Scenario
 from crosscurrent.suite.variants import VARIANTS
-from crosscurrent.trace.simulate import active
 
 NUM_TOKENS = 46
 """Tokens of each batch: four columns, so that each double buffer goes round."""
@@ -80,8 +80,12 @@ class History:
         "schedule; the code as it is passes the same tests"
     )
     needs_cuda: bool = True
-    # These races are between copies and what is issued beside the graphs.
-    takes_graphs: bool = False
+    needs_quiet: bool = True
+
+    def takes(self, scenario: Scenario) -> bool:
+        """Without graphs, since these races are between copies and what is issued beside them; and where
+        racy code can be run in this scenario itself."""
+        return not scenario.graphs and racy(scenario) == scenario
 
     def check(self, scenario: Scenario) -> Outcome:
         """Show all of them."""
@@ -101,17 +105,16 @@ def judge(shown: Sequence[Shown]) -> Outcome:
 
 def history(scenario: Scenario, races: Sequence[PastRace] = PAST_RACES) -> Iterator[Shown]:
     """What becomes of each race, and at last of the code as it is. ``torch.cuda`` has to work."""
-    scenario = racy(scenario)
-    targets: dict[Target, float] = {}
+    delayed_at: dict[Target, PastRace] = {}
     for race in races:
         recording, finding = detected(race, scenario)
         witness = ""
-        delayed = None if active() is not None else ""
+        delayed = "" if on_gpu() else None
         if finding is not None:
             witness = witnessed(recording, finding)
             if delayed is not None:
                 target = Target.of(finding)
-                targets[target] = max(_delay(race), targets.get(target, 0.0))
+                delayed_at[target] = max(race, delayed_at.get(target, race), key=_delay)
                 delayed = under_delay(race, scenario, target)
         yield Shown(
             race=race,
@@ -119,7 +122,7 @@ def history(scenario: Scenario, races: Sequence[PastRace] = PAST_RACES) -> Itera
             witness=witness,
             delayed=delayed,
         )
-    yield _unchanged(scenario, targets)
+    yield _unchanged(scenario, delayed_at)
 
 
 def detected(race: PastRace, scenario: Scenario) -> tuple[Recording, Finding | None]:
@@ -145,10 +148,10 @@ def witnessed(recording: Recording, finding: Finding) -> str:
     return "\n".join(named)
 
 
-def under_delay(race: PastRace | None, scenario: Scenario, target: Target, delay_us: float = 0.0) -> str:
+def under_delay(race: PastRace, scenario: Scenario, target: Target, *, changed: bool = True) -> str:
     """On a real GPU: what differs from the flag off when an op is delayed; empty if nothing does.
 
-    ``race`` None: the code as it is, for two batches.
+    Not ``changed``: the same test of the code as it is.
     """
     batches = batches_for(race)
     torch.cuda.synchronize()
@@ -156,18 +159,14 @@ def under_delay(race: PastRace | None, scenario: Scenario, target: Target, delay
         off = on_host(steps(model_for(race, scenario, flag=False), batches))
         model = model_for(race, scenario)
         torch.cuda.synchronize()
-        variant = VARIANTS[race.name] if race is not None else replaced
-        with (
-            variant(),
-            delays(
-                DelayConfig(how=How.DIRECTED, target=target, delay_us=delay_us or _delay(race))
-            ) as delayed,
-        ):
+        variant = VARIANTS[race.name] if changed else replaced
+        plan = DelayConfig(how=How.DIRECTED, target=target, delay_us=_delay(race))
+        with variant(), delays(plan) as delayed:
             on = steps(model, batches)
         on = on_host(on)
     # A racy run leaves copies behind that nobody waits for, and its memory goes to the next run.
     torch.cuda.synchronize()
-    if not delayed.num_delayed and race is not None:
+    if not delayed.num_delayed and changed:
         return ""
     return first_difference(off, on)
 
@@ -181,14 +180,14 @@ def first_difference(off: Mapping[str, Tensor], on: Mapping[str, Tensor]) -> str
     return ""
 
 
-def _unchanged(scenario: Scenario, targets: Mapping[Target, float]) -> Shown:
+def _unchanged(scenario: Scenario, delayed_at: Mapping[Target, PastRace]) -> Shown:
     recording = record(make_model(scenario), two_batches(), keep=True)
     assert recording.program is not None
     findings = "\n".join(map(str, recording.seen.findings))
     found = explore(recording.program, [LatestAndEarliest(), RandomWalk(count=2)])
-    delayed = None if active() is not None else ""
-    for target, delay_us in targets.items():
-        delayed = delayed or under_delay(None, scenario, target, delay_us)
+    delayed = "" if on_gpu() else None
+    for target, race in delayed_at.items():
+        delayed = delayed or under_delay(race, scenario, target, changed=False)
     return Shown(
         race=None,
         finding=findings,
@@ -197,10 +196,10 @@ def _unchanged(scenario: Scenario, targets: Mapping[Target, float]) -> Shown:
     )
 
 
-def model_for(race: PastRace | None, scenario: Scenario, *, flag: bool = True) -> LongContextGradientModel:
+def model_for(race: PastRace, scenario: Scenario, *, flag: bool = True) -> LongContextGradientModel:
     """The model of a scenario, in which a race can show."""
     # Of the quantizers, that of 4 bits uses its scratch both ways.
-    quantizer = "torch-quantized4" if race is not None and race.name == NEEDS_SCRATCH else None
+    quantizer = "torch-quantized4" if race.name == NEEDS_SCRATCH else None
     return make_model(scenario, flag=flag, quantizer=quantizer)
 
 
@@ -209,15 +208,13 @@ def two_batches(num_tokens: int = NUM_TOKENS) -> Batches:
     return [(ids[:, :num_tokens], targets[:, : num_tokens - 3]) for ids, targets in make_batches()]
 
 
-def batches_for(race: PastRace | None) -> Batches:
+def batches_for(race: PastRace) -> Batches:
     """What a race needs to show."""
-    if race is None:
-        return two_batches()
     return two_batches(NUM_TOKENS_AHEAD) if race.name == NEEDS_TWO_BATCHES else two_batches()[:1]
 
 
-def _delay(race: PastRace | None) -> float:
-    return DELAY_OF_A_BATCH_US if race is not None and race.name == NEEDS_TWO_BATCHES else DELAY_US
+def _delay(race: PastRace) -> float:
+    return DELAY_OF_A_BATCH_US if race.name == NEEDS_TWO_BATCHES else DELAY_US
 
 
 def _complaint(shown: Shown) -> str:

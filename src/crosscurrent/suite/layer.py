@@ -65,8 +65,11 @@ class Layer(Protocol):
         """Whether the question needs a CUDA device, real or simulated."""
 
     @property
-    def takes_graphs(self) -> bool:
-        """Whether the question is another one where work is issued as CUDA graphs."""
+    def needs_quiet(self) -> bool:
+        """Whether the answer depends on time, so that nothing else may run on a real device meanwhile."""
+
+    def takes(self, scenario: Scenario) -> bool:
+        """Whether the question is one of its own in this scenario, and not the same as in another."""
 
     def check(self, scenario: Scenario) -> Outcome:
         """Ask it. Where ``needs_cuda``, ``torch.cuda`` works when this is called."""

@@ -53,8 +53,11 @@ class Mutations:
         "every pinned buffer that is reused early is noticed"
     )
     needs_cuda: bool = True
-    # The sync edges are made outside of graphs, and are the same with them; what a graph holds has none.
-    takes_graphs: bool = False
+    needs_quiet: bool = False
+
+    def takes(self, scenario: Scenario) -> bool:
+        """Without graphs: sync edges are made outside of them, and what a graph holds has none."""
+        return not scenario.graphs
 
     def check(self, scenario: Scenario) -> Outcome:
         """Kill them all."""
@@ -75,9 +78,10 @@ class Mutations:
         for mutation in chosen:
             if wrong := disagreement_with_program(recording, runnable, mutation):
                 return Outcome.failed(wrong, score)
+        ran = "" if runnable == scenario else f" of {runnable.policy}"
         return Outcome.held(
-            f"{score}; {len(chosen)} of them run as programs, with the same findings; for {sum(proven)} of "
-            f"{len(proven)} a schedule that changes values",
+            f"{score}; {len(chosen)} of them run as programs{ran}, with the same findings; for {sum(proven)} "
+            f"of {len(proven)} a schedule that changes values",
             score,
         )
 

@@ -48,7 +48,11 @@ class RaceFreedom:
     name: str = "races"
     claim: str = "with async_cpu_transfer on nothing races, and forward and backward never make the host wait"
     needs_cuda: bool = True
-    takes_graphs: bool = True
+    needs_quiet: bool = False
+
+    def takes(self, scenario: Scenario) -> bool:
+        """All of them."""
+        return True
 
     def check(self, scenario: Scenario) -> Outcome:
         """Watch both batches, twice: some errors only show when buffers are used again."""

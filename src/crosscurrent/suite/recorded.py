@@ -98,8 +98,13 @@ def racy(scenario: Scenario) -> Scenario:
     go wrong has no place. And h2o's decisions are indices on the device: on a real GPU one that is read too
     early is an assertion, after which the process can use the GPU no more.
     """
-    unfit = scenario.policy == "dense" or (scenario.policy == "h2o" and active() is None)
+    unfit = scenario.policy == "dense" or (scenario.policy == "h2o" and on_gpu())
     return replace(scenario, policy="lastrec") if unfit else scenario
+
+
+def on_gpu() -> bool:
+    """Whether CUDA is there, and not simulated."""
+    return torch.cuda.is_available() and active() is None
 
 
 def steps(model: LongContextGradientModel, batches: Batches) -> dict[str, Tensor]:

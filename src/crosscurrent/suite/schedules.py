@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from crosscurrent.schedules import PCT, LatestAndEarliest, Program, RandomWalk, Replayer, explore
 from crosscurrent.suite.experiment import make_batches
 from crosscurrent.suite.layer import Outcome
-from crosscurrent.suite.recorded import make_model, record
+from crosscurrent.suite.recorded import make_model, on_gpu, record
 from crosscurrent.suite.scenario import Scenario
-from crosscurrent.trace.simulate import active
 
 RANDOM = 6
 """Random schedules, and as many of PCT, for each choice of memory. ``crosscurrent stress`` tries more."""
@@ -28,10 +25,12 @@ class Schedules:
     )
     needs_cuda: bool = True
 
-    @property
-    def takes_graphs(self) -> bool:
-        """On simulated CUDA. On a GPU no values can be kept while a graph is captured: they are not there."""
-        return not torch.cuda.is_available() or active() is not None
+    needs_quiet: bool = False
+
+    def takes(self, scenario: Scenario) -> bool:
+        """Graphs on simulated CUDA only. On a GPU no values can be kept while one is captured: they are not
+        there."""
+        return not (scenario.graphs and on_gpu())
 
     def check(self, scenario: Scenario) -> Outcome:
         """Record, then run again."""

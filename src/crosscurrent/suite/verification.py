@@ -57,12 +57,7 @@ class Result:
 
 def questions(layers: Sequence[Layer], scenarios: Sequence[Scenario]) -> list[tuple[Layer, Scenario]]:
     """Every layer with every scenario in which it is to be asked."""
-    return [
-        (layer, scenario)
-        for layer in layers
-        for scenario in scenarios
-        if layer.takes_graphs or not scenario.graphs
-    ]
+    return [(layer, scenario) for layer in layers for scenario in scenarios if layer.takes(scenario)]
 
 
 def run(layers: Sequence[Layer], scenarios: Sequence[Scenario], cuda: Cuda) -> Iterator[Result]:
@@ -76,17 +71,17 @@ def run_spread(
 ) -> Iterator[Result]:
     """The same, by several processes at once: results come in the order in which they are known.
 
-    Each asks whole questions, from the last layers on, which take longest. Not for a real device, whose
-    memory and clock they would share.
+    Each asks whole questions, from the last layers on, which take longest. On a real device those that need
+    it quiet are asked at the end, one after the other.
     """
-    if cuda is Cuda.REAL:
-        raise ValueError("the layers share the one device: run them one after the other")
+    quiet = [layer for layer in layers if layer.needs_quiet and cuda is Cuda.REAL]
+    shared = [layer for layer in layers if layer not in quiet]
     executor = ProcessPoolExecutor(
         workers, mp_context=multiprocessing.get_context("spawn"), initializer=_become_worker
     )
     waiting: dict[Future[Result], tuple[Layer, Scenario]] = {}
     try:
-        for layer, scenario in questions(layers[::-1], scenarios):
+        for layer, scenario in questions(shared[::-1], scenarios):
             waiting[executor.submit(_result, layer, scenario, cuda)] = layer, scenario
         for done in as_completed(waiting):
             yield _result_of(done, *waiting.pop(done))
@@ -96,6 +91,7 @@ def run_spread(
             executor.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
+    yield from run(quiet, scenarios, cuda)
 
 
 def _become_worker() -> None:

@@ -181,3 +181,29 @@ def test_wrong_use_is_exit_code_2_and_one_line(
     error = capsys.readouterr().err
     assert advice in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (["--json", "old", "--html", "old"], "was named for two results"),
+        (["--history", "--html", "old"], "--history writes no page; leave out --html"),
+        (["--history", "--cuda_graphs", "--json", "old"], "leave out --cuda_graphs"),
+        (["--continue", "--json", "old"], "there is nothing to continue"),
+        (["--state", "nowhere/state", "--json", "old"], "name another file with --state"),
+    ],
+)
+def test_wrong_use_leaves_old_results_where_they_are(
+    options: list[str], advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("old").write_text("old", encoding="utf-8")
+    assert main([*ONE_CASE, "--seeds", "1", *options]) == 2
+    assert advice in capsys.readouterr().err
+    assert Path("old").read_text(encoding="utf-8") == "old"
+
+
+def test_wrong_use_leaves_what_there_is_to_continue(capsys: pytest.CaptureFixture[str]) -> None:
+    Path(".crosscurrent-stress.json").write_text("{}", encoding="utf-8")
+    assert main([*ONE_CASE, "--seeds", "1", "--json", "nowhere/out.json"]) == 2
+    assert "there is no folder nowhere" in capsys.readouterr().err
+    assert Path(".crosscurrent-stress.json").is_file()

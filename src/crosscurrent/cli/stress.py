@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 from crosscurrent.cli.arguments import command_parser
 from crosscurrent.cli.console import progress, say, say_above, show_table
 from crosscurrent.cli.exits import ExitCode, WrongUseError, as_wrong_use
-from crosscurrent.cli.files import result_file, write_json
+from crosscurrent.cli.files import result_files, write_json
 from crosscurrent.cli.interrupt import StopRequests
 from crosscurrent.cli.stress_results import Estimate, Results, failure_lines, head
 
@@ -105,16 +105,20 @@ def run(arguments: Namespace) -> int:
         options = _options(arguments)
         scenarios = _scenarios(arguments)
         chosen = _cases(arguments, scenarios, options, cuda)
-    report, page = result_file(arguments.json), result_file(arguments.html)
+    names = tuple(case.name for case in chosen)
+    if arguments.history and arguments.cuda_graphs:
+        raise WrongUseError("--history is about transfers and what is beside graphs; leave out --cuda_graphs")
+    if arguments.history and arguments.html is not None:
+        raise WrongUseError("--history writes no page; leave out --html")
+    account = None if arguments.history else _account(arguments, names, options, cuda)
+    report, page = result_files(arguments.json, arguments.html)
     if cuda is Cuda.NONE:
         say(f"nothing was run: the gradient's lanes need CUDA, and there is {cuda.value}")
         return ExitCode.NO_VERDICT
-    if arguments.history and arguments.cuda_graphs:
-        raise WrongUseError("--history is about transfers and what is beside graphs; leave out --cuda_graphs")
-    if arguments.history:
+    if account is None:
         return _history(scenarios[0], cuda, report)
-    names = tuple(case.name for case in chosen)
-    account = _account(arguments, names, options, cuda)
+    if not arguments.resume:
+        account.close()  # what an earlier run left there
     stopped = _run(chosen, seeds, account, cuda, arguments)
     results = Results(
         cases=names,
@@ -278,5 +282,4 @@ def _account(arguments: Namespace, names: Sequence[str], options: StressOptions,
         raise WrongUseError(f"a run cannot remember anything in {path}; name another file with --state")
     if arguments.resume:
         return Account.resume(path, identity)
-    path.unlink(missing_ok=True)
     return Account(path, identity)

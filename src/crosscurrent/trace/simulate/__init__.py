@@ -20,7 +20,8 @@ that was made in another thread gets that thread's current streams. Memory that 
 allocated until the graph is gone. ``torch.device(0)``, which is C++ code, raises PyTorch's own error.
 """
 
+from crosscurrent.trace.simulate.current import active
 from crosscurrent.trace.simulate.environment import Environment
-from crosscurrent.trace.simulate.simulation import Simulation, active, simulate
+from crosscurrent.trace.simulate.simulation import Simulation, simulate
 
 __all__ = ["Environment", "Simulation", "active", "simulate"]

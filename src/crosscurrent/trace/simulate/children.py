@@ -13,6 +13,8 @@ import multiprocessing.spawn
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from crosscurrent.trace.simulate.current import active
+
 if TYPE_CHECKING:
     from crosscurrent.trace.simulate.patches import Patches
     from crosscurrent.trace.simulate.simulation import Simulation
@@ -27,7 +29,7 @@ def patch_children(simulation: Simulation, patches: Patches) -> None:
 
     def get_preparation_data(name: str) -> dict[str, Any]:
         # First of all: what follows makes the process import the program.
-        return {"crosscurrent": _Start(simulation.num_devices, simulation.capacity), **real(name)}
+        return {"crosscurrent": _Start(simulation), **real(name)}
 
     patches.set(multiprocessing.spawn, "get_preparation_data", get_preparation_data)
 
@@ -35,17 +37,15 @@ def patch_children(simulation: Simulation, patches: Patches) -> None:
 class _Start:
     """Becomes a simulation where it is unpickled."""
 
-    def __init__(self, devices: int, capacity: int) -> None:
-        self._settings = devices, capacity
+    def __init__(self, simulation: Simulation) -> None:
+        self._settings = type(simulation), simulation.num_devices, simulation.capacity
 
-    def __reduce__(self) -> tuple[Callable[[int, int], None], tuple[int, int]]:
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[type[Simulation], int, int]]:
         return _start, self._settings
 
 
-def _start(devices: int, capacity: int) -> None:
-    from crosscurrent.trace.simulate.simulation import active, simulate
-
+def _start(make: type[Simulation], devices: int, capacity: int) -> None:
     global _here
     if active() is None:  # a server of forks may unpickle it more than once
-        _here = simulate(devices, capacity=capacity)
+        _here = make(devices, capacity)
         _here.__enter__()

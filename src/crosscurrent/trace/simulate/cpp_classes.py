@@ -56,8 +56,8 @@ def install_classes(patches: Patches, streams: type, events: type, graphs: type)
     """Give the methods of these three classes to those of ``torch.cuda``."""
     cuda: Any = torch.cuda
     if IN_CPP:
-        patches.update(cuda.Stream, _on_python_class(cuda.Stream, methods_of(streams)) | _stream_extras())
-        patches.update(cuda.Event, _on_python_class(cuda.Event, methods_of(events)) | {"__new__": _new_event})
+        patches.update(cuda.Stream, _on_python_class(cuda.Stream, streams) | _stream_extras(streams))
+        patches.update(cuda.Event, _on_python_class(cuda.Event, events) | _event_extras(events))
         patches.update(torch._C._CUDAGraph, _in_place_of_cpp(methods_of(graphs), vars(graphs)["_clear"]))
     else:
         patches.update(torch._C._CudaStreamBase, methods_of(streams))
@@ -67,38 +67,41 @@ def install_classes(patches: Patches, streams: type, events: type, graphs: type)
     patches.set(cuda.Stream, "wait_stream", vars(streams)["wait_stream"])
 
 
-def _on_python_class(cls: type, methods: dict[str, object]) -> dict[str, object]:
-    return {name: value for name, value in methods.items() if not (name in _ON_TOP and name in vars(cls))}
+def _on_python_class(cls: type, methods: type) -> dict[str, object]:
+    kept = _ON_TOP & vars(cls).keys()
+    return {name: value for name, value in methods_of(methods).items() if name not in kept}
 
 
-def _stream_extras() -> dict[str, object]:
+def _stream_extras(methods: Any) -> dict[str, object]:
     """What the Python class of streams does before it calls C++."""
-    from crosscurrent.trace.simulate.streams import StreamMethods
 
     def new(cls: Any, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
         if device is None or ("stream_id" in kwargs and "device_index" in kwargs):
-            return StreamMethods.__new__(cls, priority=priority, **kwargs)
+            return methods.__new__(cls, priority=priority, **kwargs)
         with torch.cuda.device(device):
-            return StreamMethods.__new__(cls, priority=priority, **kwargs)
+            return methods.__new__(cls, priority=priority, **kwargs)
 
     def equal(self: Any, other: object) -> bool:
-        return isinstance(other, torch.cuda.Stream) and StreamMethods.__eq__(self, other)
+        return isinstance(other, torch.cuda.Stream) and methods.__eq__(self, other)
 
     return {"__new__": new, "__eq__": equal}
 
 
-def _new_event(
-    cls: Any,
-    enable_timing: bool = False,
-    blocking: bool = False,
-    interprocess: bool = False,
-    external: bool = False,
-) -> Any:
-    from crosscurrent.trace.simulate.events import EventMethods
+def _event_extras(methods: Any) -> dict[str, object]:
+    """What the Python class of events does: it takes its options by position, too."""
 
-    return EventMethods.__new__(
-        cls, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess, external=external
-    )
+    def new(
+        cls: Any,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> Any:
+        return methods.__new__(
+            cls, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess, external=external
+        )
+
+    return {"__new__": new}
 
 
 def _in_place_of_cpp(methods: dict[str, object], prepare: Callable[..., None]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The simulation that streams, events and graphs belong to."""
+"""The simulation that is active in this process, which streams, events and graphs belong to."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from crosscurrent.trace.simulate.simulation import Simulation
 
+_active: Simulation | None = None
+
+
+def active() -> Simulation | None:
+    """The simulation that is active in this process, if any."""
+    return _active
+
+
+def make_active(simulation: Simulation | None) -> None:
+    """It is entered; or, with None, it is left."""
+    global _active
+    _active = simulation
+
 
 def running() -> Simulation:
     """The simulation that a stream or an event belongs to, which has to be active still."""
-    from crosscurrent.trace.simulate.simulation import active
-
-    simulation = active()
-    if simulation is None:
+    if _active is None:
         raise RuntimeError("this stream or event belongs to a simulation that has ended")
-    simulation.check_thread()
-    return simulation
+    _active.check_thread()
+    return _active

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from typing import Any
 
 import torch
 
 from crosscurrent.trace.simulate.cpp_classes import blank
-from crosscurrent.trace.simulate.current import running
+from crosscurrent.trace.simulate.current import active, running
 from crosscurrent.trace.simulate.queues import Queue
 
 _event_keys = itertools.count(1)
@@ -53,8 +52,7 @@ class EventMethods:
         self._done_at = 0
 
     def __del__(self) -> None:
-        module = sys.modules.get("crosscurrent.trace.simulate.simulation")
-        simulation = module.active() if module is not None else None
+        simulation = active()
         if simulation is not None and self.__dict__.get("_queue") is not None:
             simulation.captures.forget(self._key)
             for tracer in simulation.tracers:

@@ -9,6 +9,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from crosscurrent.trace.simulate.current import running
+
 _RealGenerator: Any = torch._C.Generator
 _simulated: WeakValueDictionary[int, CudaGenerator] = WeakValueDictionary()
 """By address of the C++ object: ops see a generator as a new Python object without our class."""
@@ -78,8 +80,6 @@ class Generator(metaclass=_AlsoReal):
     """Stands for ``torch.Generator``: makes real generators for the CPU, simulated ones for CUDA."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        from crosscurrent.trace.simulate.current import running
-
         if not isinstance(device, int) and torch.device(device).type != "cuda":
             return _RealGenerator(device=device)
         return CudaGenerator(torch.device("cuda", running().device_index(device)))

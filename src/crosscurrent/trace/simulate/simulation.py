@@ -16,6 +16,7 @@ from torch.utils import _python_dispatch
 from crosscurrent.checks import whole_number
 from crosscurrent.trace.simulate.capture import Captures
 from crosscurrent.trace.simulate.clock import Clock
+from crosscurrent.trace.simulate.current import active, make_active
 from crosscurrent.trace.simulate.dispatch import SimulatedDispatch
 from crosscurrent.trace.simulate.environment import Environment
 from crosscurrent.trace.simulate.generators import RandomNumbers
@@ -28,13 +29,6 @@ from crosscurrent.trace.simulate.taps import Taps
 
 MOST_DEVICES = 120
 """PyTorch keeps a device's number in 8 bits, and has room for this many (C10_COMPILE_TIME_MAX_GPUS)."""
-
-_active: Simulation | None = None
-
-
-def active() -> Simulation | None:
-    """The simulation that is active in this process, if any."""
-    return _active
 
 
 def simulate(devices: int = 1, *, capacity: int = DEFAULT_CAPACITY) -> Simulation:
@@ -74,10 +68,9 @@ class Simulation:
         self._last_poll: tuple[object, int] = (None, 0)
 
     def __enter__(self) -> Self:
-        global _active
         if self._thread is not None:
             raise RuntimeError("this simulation was entered before; make a new one with simulate()")
-        if _active is not None:
+        if active() is not None:
             raise RuntimeError("a simulation is active already; leave it before entering another one")
         _refuse_real_cuda()
         self._thread = threading.get_ident()
@@ -87,7 +80,7 @@ class Simulation:
         except BaseException:
             self._patches.restore()
             raise
-        _active = self
+        make_active(self)
         self.is_active = True
         self.queues.thread.adopted = True
         return self
@@ -98,11 +91,10 @@ class Simulation:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        global _active
         self._check_leaving()
         self.is_active = False
         self.attend(+1)  # for good: threads that go on have to notice that it is over
-        _active = None
+        make_active(None)
         try:
             self.mode.__exit__(exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
         finally:
@@ -272,8 +264,9 @@ class Simulation:
 
 
 def _after_fork() -> None:
-    if _active is not None:
-        _active.forked = True
+    simulation = active()
+    if simulation is not None:
+        simulation.forked = True
 
 
 os.register_at_fork(after_in_child=_after_fork)

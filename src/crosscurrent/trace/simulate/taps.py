@@ -46,6 +46,10 @@ class Taps(Protocol):
         """The host saw that an event is done."""
         ...
 
+    def event_gone(self, event: Hashable) -> None:
+        """An event that was recorded is no more."""
+        ...
+
     def stream_synchronized(self, device: int, stream: int) -> None:
         """The host waited for a stream."""
         ...

@@ -32,11 +32,6 @@ class Wishes:
     strict: bool = True
     """Whether calls that could not be understood fail the test."""
 
-    @property
-    def keeps_values(self) -> bool:
-        """Whether the body has to be recorded such that it can be run again."""
-        return self.schedules > 0 or self.seed is not None
-
 
 def wishes_of(item: pytest.Item) -> Wishes | None:
     """What a test asks for; None: it is not watched."""

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
+
+from rich.console import Console
 
 from crosscurrent.races.causes import RaceKind
 from crosscurrent.races.findings import Finding, RacingPair
 from crosscurrent.report import html
 from crosscurrent.report.document import Report
 from crosscurrent.report.missing import num_missing, shared_waits
-from crosscurrent.report.text import plain_text
+from crosscurrent.report.text import show
+
+
+def _text(report: Report) -> str:
+    stream = io.StringIO()
+    show(report, Console(file=stream))
+    return stream.getvalue()
 
 
 def _beside(finding: Finding, **changes: Any) -> Finding:
@@ -33,10 +42,10 @@ def test_findings_with_one_second_line_lack_one_wait(racy: Any) -> None:
     assert shared.findings == (0, 1)
     assert shared.fix.startswith("`fetch.wait_stream(main)` before copy_ at ")
     report = replace(report, findings=both)
-    for text in (plain_text(report), html.render(report)):
+    for text in (_text(report), html.render(report)):
         assert "1 sync edge is missing" in text
         assert "One wait mends races 1 and 2" in text
-    assert plain_text(report).count("race 2 of 2") == 1, "both are still shown"
+    assert _text(report).count("race 2 of 2") == 1, "both are still shown"
 
 
 def test_other_lines_and_lanes_lack_waits_of_their_own(racy: Any) -> None:
@@ -58,4 +67,4 @@ def test_other_lines_and_lanes_lack_waits_of_their_own(racy: Any) -> None:
 def test_a_single_finding_shares_nothing(racy: Any) -> None:
     report = racy.report()
     assert num_missing(report.findings) == 1
-    assert "One wait mends" not in plain_text(report)
+    assert "One wait mends" not in _text(report)

@@ -11,19 +11,19 @@ from rich.console import Console
 
 from crosscurrent.report.document import HostWaits, Section, Unclear, Verdict
 from crosscurrent.report.modelled import overlap_of_records
-from crosscurrent.report.text import finding_text, plain_text, show, show_overlap
+from crosscurrent.report.text import finding_text, show, show_overlap
 from crosscurrent.report.wording import readable
 from crosscurrent.trace.records import Site
 
 
-def shown(report: Any, *, terminal: bool, width: int = 80) -> str:
+def shown(report: Any, *, terminal: bool = False, width: int = 80) -> str:
     stream = io.StringIO()
     show(report, Console(file=stream, force_terminal=terminal, width=width, color_system="truecolor"))
     return stream.getvalue()
 
 
 def test_both_call_sites_are_shown_with_their_source(racy: Any, program: str) -> None:
-    text = plain_text(racy.report())
+    text = shown(racy.report())
     for line, source in (
         (16, "    hidden = slot @ weight"),
         (9, "        slot.copy_(host, non_blocking=True)"),
@@ -34,21 +34,21 @@ def test_both_call_sites_are_shown_with_their_source(racy: Any, program: str) ->
 
 def test_it_says_what_is_missing_and_how_to_fix_it(racy: Any) -> None:
     report = racy.report()
-    text = plain_text(report)
+    text = shown(report)
     assert readable(report.findings[0].missing) in text, "nothing is wrapped or cut"
     assert readable(report.findings[0].fix) in text
     assert report.findings[0].id in text
 
 
 def test_the_verdict_comes_last(racy: Any, ordered: Any) -> None:
-    assert plain_text(racy.report()).splitlines()[-2].startswith("1 race in train.py")
-    assert plain_text(ordered.report()).splitlines()[-2].startswith("no race in train.py")
+    assert shown(racy.report()).splitlines()[-2].startswith("1 race in train.py")
+    assert shown(ordered.report()).splitlines()[-2].startswith("no race in train.py")
 
 
 def test_pinned_memory_of_the_set_up_is_no_host_wait(ordered: Any) -> None:
     site = Site("train.py", 3, "main")
     waits = (HostWaits("allocation", "pinned memory", site, (), times=2, idle=2),)
-    text = plain_text(ordered.report(host_waits=waits))
+    text = shown(ordered.report(host_waits=waits))
     assert "The host waited" not in text
     assert "Pinned memory was allocated while the device had nothing to do" in text
     assert "train.py:3" in text
@@ -57,7 +57,7 @@ def test_pinned_memory_of_the_set_up_is_no_host_wait(ordered: Any) -> None:
 def test_pinned_memory_in_a_loop_is_explained(ordered: Any) -> None:
     site = Site("train.py", 3, "main")
     waits = (HostWaits("allocation", "pinned memory", site, (), times=3, idle=1),)
-    text = plain_text(ordered.report(host_waits=waits))
+    text = shown(ordered.report(host_waits=waits))
     assert "The host waited" in text
     assert "allocation of pinned memory: the driver makes it" in text
     assert "Allocate once, before the loop" in text
@@ -88,7 +88,7 @@ def test_tables(racy: Any) -> None:
         unknown=(Unclear("mine.op", Site("a.py", 3, "f"), "no schema", 2),),
         sections=(Section(title="Layers", columns=("layer", "verdict"), rows=(("parity", "held"),)),),
     )
-    text = plain_text(report)
+    text = shown(report)
     assert "The host waited:\n  call  waits for  times  where\n  item  main       1" in text
     assert "no schema" in text
     assert "Layers:\n  layer   verdict\n  parity  held\n" in text
@@ -129,7 +129,7 @@ def test_overlap_is_shown(ordered: Any) -> None:
 
 def test_a_failure_of_another_kind_is_no_race(ordered: Any) -> None:
     report = replace(ordered.report(), verdict=Verdict.FAILED, summary="1 layer failed.")
-    assert plain_text(report).endswith("failed in train.py --steps 2 (simulated CUDA)\n1 layer failed.\n")
+    assert shown(report).endswith("failed in train.py --steps 2 (simulated CUDA)\n1 layer failed.\n")
 
 
 def test_sentences_are_filled_with_a_hanging_indent(racy: Any) -> None:

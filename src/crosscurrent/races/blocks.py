@@ -97,12 +97,6 @@ class History:
         entries[region] = entry
         return len(entries) > self.limit
 
-    def overwritten(self, entry: Entry) -> None:
-        """Remember a write of the whole block, which stands for all that is ordered before it."""
-        self.last_write = entry
-        self.last_read = NEVER
-        self.writes = self.reads = ALONE
-
     def num_entries(self) -> int:
         """How many accesses are remembered."""
         return sum(1 for _ in self.entries())

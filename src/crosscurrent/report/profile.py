@@ -29,7 +29,6 @@ from crosscurrent.report.modelled import overlap_of_records
 from crosscurrent.report.overlap import PASSES as ANALYSIS
 from crosscurrent.report.overlap import Overlap, analyse
 from crosscurrent.schedules.countdown import Countdown, Told
-from crosscurrent.trace.access import Kind
 from crosscurrent.trace.simulate import active
 from crosscurrent.trace.sites import Sites
 
@@ -38,7 +37,6 @@ _STOP, _EXPORT, _READ = 10, 5, 30
 
 _OF_PROFILE: Final = _STOP + _EXPORT + _READ + ANALYSIS
 
-_ANNOTATED: Final = frozenset({Kind.COPY, Kind.TO_COPY, Kind.FOREACH_COPY, Kind.WAITS, Kind.INDEX, Kind.PIN})
 _SYNC_CALLS: Final[tuple[tuple[Any, str], ...]] = (
     (torch.cuda, "synchronize"),
     (torch.accelerator, "synchronize"),

@@ -6,7 +6,6 @@ is no terminal or ``NO_COLOR`` is set.
 
 from __future__ import annotations
 
-import io
 import os
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -89,13 +88,6 @@ def show_overlap(overlap: Overlap, console: Console) -> None:
         _table(console, heading, columns, rows, right=range(1, len(columns)))
     for sentence in overlap.sentences:
         _print(console, Text(f"- {sentence.replace('`', '')}"), plain=plain)
-
-
-def plain_text(report: Report) -> str:
-    """The report as text, for a file or a log."""
-    stream = io.StringIO()
-    show(report, Console(file=stream, width=100, no_color=True))
-    return stream.getvalue()
 
 
 def is_plain(console: Console) -> bool:

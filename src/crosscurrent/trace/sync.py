@@ -71,12 +71,6 @@ class SyncTaps(Recorder):
         if event in self._recordings:
             self._deaths.noted.append(Gone(event))
 
-    def stream_waited_stream(self, device: int, stream: int, other_device: int, other_stream: int) -> None:
-        """``stream.wait_stream(other)``: a recording on the other stream now, and a wait for it."""
-        with self.lock:
-            self.begin()
-            self.join(self.lane(device, stream), self.lane(other_device, other_stream), "wait_stream")
-
     def event_synchronized(self, event: Hashable, kind: str = "event") -> None:
         """The host waited for ``event``."""
         with self.lock:

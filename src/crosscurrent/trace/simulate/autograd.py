@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from crosscurrent.trace.simulate.queues import Queue
     from crosscurrent.trace.simulate.simulation import Simulation
 
-HOST = -1
 _LOG_LIMIT = 1 << 17
-_METADATA = "crosscurrent stream"
 _DEVICE = "_crosscurrent_device"
 _FunctionNode = torch.autograd.function.BackwardCFunction
 

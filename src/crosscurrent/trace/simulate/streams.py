@@ -93,9 +93,9 @@ class StreamMethods:
 
     def wait_stream(self, stream: Any) -> None:
         """Later work of this stream waits for what the other one was given so far."""
-        event = _new_event(running())
-        EventMethods._record_on(event, stream._queue, "wait_stream")
-        EventMethods._wait_on(event, self._queue, "wait_stream")
+        event = Event()
+        event._record_on(stream._queue, "wait_stream")
+        event._wait_on(self._queue, "wait_stream")
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event, or a new one, on this stream."""
@@ -163,12 +163,6 @@ class Event(EventMethods, metaclass=_AlsoCuda):
     cuda_base = torch._C._CudaEventBase
 
 
-def stream_object(queue: Queue) -> Any:
-    """A ``torch.cuda.Stream`` for a queue."""
-    make: Any = torch.cuda.Stream
-    return make(stream_id=queue.stream_id, device_index=queue.device, device_type=CUDA_DEVICE_TYPE)
-
-
 def generic_stream(queue: Queue) -> Any:
     """A ``torch.Stream`` for a queue."""
     return Stream(stream_id=queue.stream_id, device_index=queue.device, device_type=CUDA_DEVICE_TYPE)
@@ -177,11 +171,6 @@ def generic_stream(queue: Queue) -> Any:
 def query_cost(failures: int) -> int:
     """What the next query costs: doubling, so that a loop over ``query`` ends soon whatever it waits for."""
     return QUERY << min(failures, 40)
-
-
-def _new_event(simulation: Simulation) -> EventMethods:
-    event: EventMethods = Event()
-    return event
 
 
 def _queue_for(

@@ -207,8 +207,6 @@ def _parse_to(
         other, args = args[0], args[1:]
     elif args and (args[0] is None or isinstance(args[0], (str, int, torch.device))):
         wanted, args = args[0], args[1:]
-        if not args and "dtype" not in options:
-            args = ()
     if other is not None:
         return other.device, (other.dtype, *args), options
     if args and args[0] is None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,14 +17,6 @@ from crosscurrent.stress.lanes import DEVICE_TO_HOST, HOST_TO_DEVICE, MAIN, OTHE
 from crosscurrent.stress.plans import Step, draw, plan_of
 
 LANES = (DEVICE_TO_HOST, HOST_TO_DEVICE, MAIN)
-
-
-@pytest.fixture
-def _cuda() -> Iterator[None]:
-    with ExitStack() as contexts:
-        if not torch.cuda.is_available():
-            contexts.enter_context(crosscurrent.simulate())
-        yield
 
 
 def decisions(config: DelayConfig, count: int, lanes: tuple[str, ...] = LANES) -> list[float]:

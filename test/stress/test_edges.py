@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,14 +13,7 @@ import crosscurrent
 from crosscurrent.stress.edges import ChangedEdge, drop_edge, names, weaken_edge
 from crosscurrent.trace.records import Site
 
-
-@pytest.fixture(autouse=True)
-def _cuda() -> Iterator[None]:
-    if torch.cuda.is_available():
-        yield
-        return
-    with crosscurrent.simulate():
-        yield
+pytestmark = pytest.mark.usefixtures("_cuda")
 
 
 class Pipeline:

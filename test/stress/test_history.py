@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -27,18 +25,11 @@ from crosscurrent.suite.layer import Verdict
 from crosscurrent.suite.recorded import make_model, on_host, record, steps
 from crosscurrent.suite.scenario import Scenario, scenarios
 from crosscurrent.suite.variants import VARIANTS
-from crosscurrent.suite.verification import Cuda
 
 LASTREC = Scenario(policy="lastrec", quantizer="default")
 BY_NAME = {race.name: race for race in PAST_RACES}
 
 pytestmark = pytest.mark.usefixtures("_cuda")
-
-
-@pytest.fixture
-def _cuda() -> Iterator[None]:
-    with Cuda.available().context():
-        yield
 
 
 def test_all_eleven_are_told_in_order() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -296,12 +295,6 @@ def test_survivors_are_told_with_their_reasons() -> None:
 
 
 # -- the gradient -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def _cuda() -> Iterator[None]:
-    with Cuda.available().context():
-        yield
 
 
 def short(num_tokens: int = 40) -> list[tuple[torch.Tensor, torch.Tensor]]:

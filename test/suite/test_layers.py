@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -29,16 +28,9 @@ from crosscurrent.suite.layer import Layer, Verdict
 from crosscurrent.suite.parity import Parity, first_difference
 from crosscurrent.suite.race_freedom import RaceFreedom
 from crosscurrent.suite.scenario import WITH_GRAPHS, Scenario, scenarios
-from crosscurrent.suite.verification import Cuda
 
 LASTREC = Scenario(policy="lastrec", quantizer="default")
 H2O_QUANTIZED = Scenario(policy="h2o", quantizer="torch-quantized8")
-
-
-@pytest.fixture
-def _cuda() -> Iterator[None]:
-    with Cuda.available().context():
-        yield
 
 
 @pytest.mark.parametrize("scenario", scenarios(everything=True), ids=lambda scenario: scenario.name)

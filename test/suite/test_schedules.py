@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,15 +11,10 @@ from crosscurrent.suite.layer import Verdict
 from crosscurrent.suite.recorded import make_model, record
 from crosscurrent.suite.scenario import WITH_GRAPHS, Scenario, scenarios
 from crosscurrent.suite.schedules import Schedules, judge
-from crosscurrent.suite.verification import Cuda
 
 LASTREC = Scenario(policy="lastrec", quantizer="default")
 
-
-@pytest.fixture(autouse=True)
-def _cuda() -> Iterator[None]:
-    with Cuda.available().context():
-        yield
+pytestmark = pytest.mark.usefixtures("_cuda")
 
 
 def short() -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crosscurrent.bits import difference
 from crosscurrent.errors import CrosscurrentError, WrongUseError
 from crosscurrent.races.findings import Finding
 from crosscurrent.races.watch import Watch, watch
@@ -123,9 +124,9 @@ def assert_bit_identical(off: object, on: object) -> None:
     if all(value is None for value in first.values()) and all(value is None for value in second.values()):
         raise AssertionError("there is nothing to compare on either side; let both give what they computed")
     said = [
-        f"  {name or 'value'}: {difference}"
+        f"  {name or 'value'}: {apart}"
         for name, value in first.items()
-        if (difference := _difference(value, second[name])) is not None
+        if (apart := _difference(value, second[name])) is not None
     ]
     if said:
         raise AssertionError(f"{len(said)} of {len(first)} values differ:\n" + "\n".join(said))
@@ -238,20 +239,7 @@ def _difference(one: Any, other: Any) -> str | None:
         raise TypeError(
             f"{one.layout} and {other.layout} have no bits to compare; pass what they are made of"
         )
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"
-    one, other = one.detach().cpu().contiguous(), other.detach().cpu().contiguous()
-    if one.numel() == 0:
-        return None
-    apart = (_bytes(one) != _bytes(other)).any(dim=1)
-    count = int(apart.sum())
-    if not count:
-        return None
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    distance = (one.flatten()[apart].to(wide) - other.flatten()[apart].to(wide)).abs().nan_to_num(nan=0.0)
-    nan = int((one != one).sum()), int((other != other).sum())
-    said = f"{count} of {one.numel()} elements differ, by up to {float(distance.max()):.6g}"
-    return f"{said}; {nan[0]} and {nan[1]} NaN" if any(nan) else said
+    return difference(one, other)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -269,8 +257,3 @@ def _same(one: Any, other: Any) -> bool:
         raise TypeError(
             f"values of type {type(one).__name__} cannot be compared; pass their tensors"
         ) from error
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """The bytes of each element [N, itemsize]."""
-    return tensor.flatten().view(torch.uint8).reshape(tensor.numel(), tensor.element_size())

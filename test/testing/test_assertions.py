@@ -142,6 +142,8 @@ def test_the_same_bits() -> None:
         (torch.arange(4) + 1j, torch.arange(4) + 2j, "4 of 4 elements differ, by up to 1"),
         (torch.tensor([1, 2]), torch.tensor([1, 5]), "1 of 2 elements differ, by up to 3"),
         (torch.ones(2, 2).T, torch.tensor([[1.0, 1], [0, 1]]).T, "1 of 4 elements differ"),
+        (torch.zeros(9)[::5][:1], torch.ones(1), "1 of 1 elements differ, by up to 1"),
+        (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]), "1 of 1 elements differ, by up to 4"),
     ],
 )
 def test_other_bits(one: object, other: object, advice: str) -> None:

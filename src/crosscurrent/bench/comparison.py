@@ -1,7 +1,7 @@
 """Whether the flag changed a bit: losses and gradients of two steps, byte for byte.
 
-Bytes and not values, since NaN equals nothing and -0 equals 0. A value that is not finite is a failure of
-its own: two gradients that went wrong in the same way are no proof of anything.
+A value that is not finite is a failure of its own: two gradients that went wrong in the same way are no proof
+of anything.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from crosscurrent.bits import same_bits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,14 +79,6 @@ def compare(off: Outcome, on: Outcome) -> Comparison:
             if any(not _is_finite(o.loss if name == "loss" else o.gradients.get(name)) for o in outcomes)
         ),
     )
-
-
-def same_bits(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are the same, byte for byte."""
-    if first.shape != second.shape or first.dtype != second.dtype:
-        return False
-    one, other = (x.detach().contiguous().flatten().view(torch.uint8) for x in (first, second))
-    return torch.equal(one, other)
 
 
 def _is_finite(x: Tensor | None) -> bool:

@@ -165,11 +165,11 @@ class Residue(NamedTuple):
     freed: Freed
 
 
-Owed = tuple[Entry, int, int, int, int]
-"""An access of a pool's own lane that was not known to be done when its block was given back: the access; the
-index, the block and the call site of the free; and the call site of the allocation."""
+Owed = tuple[Entry, int, int, int]
+"""An access of a pool's own lane that was not known to be done when its block was given back: the access, the
+block, and the call sites of the free and of the allocation."""
 
-NOT_OWED: Final[Owed] = (NEVER, -1, -1, -1, -1)
+NOT_OWED: Final[Owed] = (NEVER, -1, -1, -1)
 
 Key = tuple[bool] | tuple[bool, str, int, int]
 """What residue of a lane is kept apart: by whether it wrote, and by op, call site, and call site of the
@@ -190,18 +190,18 @@ class Pool:
         self.residue: dict[int, dict[Key, Residue]] = {}
         self.snapshot: tuple[Residue, ...] | None = ()
 
-    def take_back(self, block: Block, index: int, number: int, site: int, done: Clock) -> None:
+    def take_back(self, block: Block, number: int, site: int, done: Clock) -> None:
         """Keep what still runs on a freed block once all up to ``done`` is over."""
         freed: Freed | None = None
         for lane, history in block.lanes.items():
             known = done[lane]
             if lane == block.owner:
-                self.take_own(history, known, index, number, site, block.site)
+                self.take_own(history, known, number, site, block.site)
                 continue
             if history.done(known):
                 continue
             if freed is None:
-                freed = Freed(number, block.owner, block.site, site, index)
+                freed = Freed(number, block.owner, block.site, site)
             for entry in history.entries():
                 if entry[0] > known:
                     _, op, (_, _, write, *_) = entry
@@ -214,18 +214,16 @@ class Pool:
                         group[key] = Residue(lane, entry, freed)
             self.snapshot = None
 
-    def take_own(
-        self, history: History, known: int, index: int, number: int, site: int, allocated: int
-    ) -> None:
+    def take_own(self, history: History, known: int, number: int, site: int, allocated: int) -> None:
         """Keep the last write and the last read of the pool's own lane."""
         entry = history.last_write
         epoch = entry[0]
         if epoch > known and self.own_write[0][0] < epoch:
-            self.own_write = (entry, index, number, site, allocated)
+            self.own_write = (entry, number, site, allocated)
         entry = history.last_read
         epoch = entry[0]
         if epoch > known and self.own_read[0][0] < epoch:
-            self.own_read = (entry, index, number, site, allocated)
+            self.own_read = (entry, number, site, allocated)
 
     def hazards(self, host: Clock, owner: Clock) -> tuple[Residue, ...]:
         """What other lanes may still do to memory that is handed out now."""
@@ -307,9 +305,9 @@ class Block:
     def owed(self) -> Iterable[Residue]:
         """What the pool's own lane may still do to the memory."""
         for owed in (self.own_write, self.own_read):
-            entry, index, number, site, allocated = owed
+            entry, number, site, allocated = owed
             if entry[0]:
-                yield Residue(self.owner, entry, Freed(number, self.owner, allocated, site, index))
+                yield Residue(self.owner, entry, Freed(number, self.owner, allocated, site))
 
     def hold(self, lane: int) -> None:
         """The allocator will hold the block back for ``lane``; for the pool's own lane it does not."""

@@ -27,9 +27,7 @@ class Freed(NamedTuple):
     """The call site of its allocation."""
 
     free: int
-    """The call site of the free, and below the index of that record."""
-
-    free_index: int
+    """The call site of the free."""
 
 
 class Context(NamedTuple):

@@ -340,7 +340,7 @@ class Detector(Sink):
         done = self._clocks.host
         owner = block.owner
         if block.sole == owner and not (block.hazards or block.used or len(block.lanes) > 1):
-            pool.take_own(block.mine, done[owner], index, number, site, block.site)
+            pool.take_own(block.mine, done[owner], number, site, block.site)
             if not block.told and len(pool.spare) < MOST_SPARE:
                 block.mine.clear()
                 pool.spare.append(block)
@@ -348,7 +348,7 @@ class Detector(Sink):
         if block.used:
             for lane in block.used:
                 done = list(map(max, done, self._clocks.of(lane)))
-        pool.take_back(block, index, number, site, done)
+        pool.take_back(block, number, site, done)
 
     def _use_stream(self, use: UseStream) -> None:
         block = self._blocks.get(use.block)

@@ -177,7 +177,7 @@ class _Builder:
         if block is None or block.pool is None:
             return
         pool = block.pool
-        freed = Freed(free.block, pool.owner, block.site, free.site, free.index)
+        freed = Freed(free.block, pool.owner, block.site, free.site)
         left = []
         for (lane, wrote), entries in block.uses.items():
             epoch, op, access = max(entries.values(), key=lambda entry: entry[0])

@@ -257,6 +257,7 @@ def test_reports_are_written_as_pages_and_traces() -> None:
     assert main(["check", *SIMULATE, *options, "program.py"]) == 1
     page = Path("out.html").read_text(encoding="utf-8")
     assert _json()["findings"][0]["id"] in page
+    assert " ".join(["crosscurrent check", *SIMULATE, "--advice program.py"]) in page
     assert json.loads(Path("out.trace").read_text(encoding="utf-8"))["traceEvents"]
 
 

@@ -102,7 +102,8 @@ def test_a_failure_prints_the_one_command_that_repeats_it(
     assert _json()["verdict"] == "failed"
     repeat = [line.partition("repeat:")[2].strip() for line in lines if "repeat:" in line][-1]
     assert repeat == (
-        "crosscurrent stress --policies lastrec --quantizers default --seed 0 --delay_us 200 --lanes main"
+        "crosscurrent stress --seed 0 --policies lastrec --quantizers default "
+        "--checkpoints kv_checkpoints --lanes main --delay_us 200.0"
     )
     assert _json()["failures"][-1]["repeat"] == repeat
     assert all(f"`{field}`" in DOCUMENTED for field in _json()["failures"][-1])

@@ -1,8 +1,13 @@
-"""The parser that all commands start from."""
+"""The parser that all commands start from, and the way back: from what was parsed to a command."""
 
 from __future__ import annotations
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+import shlex
+
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+
+_NOT_REPEATED = frozenset({"json", "html", "perfetto", "save", "state", "resume", "verbose", "traceback"})
+"""Options that say what is written, and where, not what comes out."""
 
 
 def command_parser(name: str, description: str, example: str, *, usage: str = "[OPTIONS]") -> ArgumentParser:
@@ -19,3 +24,18 @@ def command_parser(name: str, description: str, example: str, *, usage: str = "[
     parser.add_argument("--verbose", action="store_true", help="Log what happens to the error output.")
     parser.add_argument("--traceback", action="store_true", help="Show the traceback of an error.")
     return parser
+
+
+def command_of(parser: ArgumentParser, arguments: Namespace, **other: object) -> str:
+    """The command that comes to the same again; it writes no files. ``other`` are values to take in place
+    of those of the arguments, None to leave an option out."""
+    words = parser.prog.split()
+    values = vars(arguments) | other
+    for action in parser._actions:  # argparse has no public name for them
+        value = values.get(action.dest)
+        if action.dest in _NOT_REPEATED or value is None or value == action.default:
+            continue
+        words += action.option_strings[:1]
+        if value is not True:
+            words += map(str, value) if isinstance(value, list) else [str(value)]
+    return shlex.join(words)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
-from crosscurrent.cli.arguments import command_parser
+from crosscurrent.cli.arguments import command_of, command_parser
 from crosscurrent.cli.console import error_output, progress
 from crosscurrent.cli.exits import ExitCode, WrongUseError
 from crosscurrent.cli.files import result_files, write_json
@@ -103,7 +102,7 @@ def run(arguments: Namespace) -> int:
                     title=" ".join([script.program, *script.arguments]),
                     simulated=arguments.simulate,
                     traced=traced,
-                    command=_command(arguments),
+                    command=command_of(parser(), arguments),
                     advise=arguments.advice,
                 )
                 bar.advance(task)
@@ -204,16 +203,6 @@ def _verdict(code: int) -> Verdict:
     return {ExitCode.GOOD: Verdict.RACE_FREE, ExitCode.BAD: Verdict.RACES}.get(
         ExitCode(code), Verdict.NO_VERDICT
     )
-
-
-def _command(arguments: Namespace) -> str:
-    """The command that gives this report again."""
-    words = ["crosscurrent", "check"]
-    if arguments.simulate:
-        words += ["--simulate"] + ([f"--devices={arguments.devices}"] if arguments.devices != 1 else [])
-    words += ["--prove"] if arguments.prove else []
-    words += ["-m"] if arguments.module else []
-    return shlex.join([*words, arguments.program, *arguments.arguments])
 
 
 def _exit_code(watch: Watch, ending: Ending, proof: Proof) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
-from crosscurrent.cli.arguments import command_parser
+from crosscurrent.cli.arguments import command_of, command_parser
 from crosscurrent.cli.console import error_output, progress
 from crosscurrent.cli.exits import ExitCode, WrongUseError
 from crosscurrent.cli.files import result_files, write_json
@@ -112,7 +111,7 @@ def _show(overlap: Overlap, arguments: Namespace, ending: Ending, files: _Files,
     from crosscurrent.report.watched import report_of_overlap
 
     title = " ".join([arguments.program, *arguments.arguments])
-    report = report_of_overlap(overlap, title=title, command=_command(arguments))
+    report = report_of_overlap(overlap, title=title, command=command_of(parser(), arguments))
     if files.json is not None:
         write_json(files.json, _as_json(overlap, arguments, ending, code))
     if files.html is not None:
@@ -124,15 +123,6 @@ def _show(overlap: Overlap, arguments: Namespace, ending: Ending, files: _Files,
     if ending.failed:
         sys.stderr.write(f"\nthe program itself failed ({ending.why}): this is the overlap up to there\n")
     sys.stderr.flush()
-
-
-def _command(arguments: Namespace) -> str:
-    """The command that gives this report again."""
-    words = ["crosscurrent", "overlap"]
-    if arguments.simulate:
-        words += ["--simulate"] + ([f"--devices={arguments.devices}"] if arguments.devices != 1 else [])
-    words += ["-m"] if arguments.module else []
-    return shlex.join([*words, arguments.program, *arguments.arguments])
 
 
 def _as_json(overlap: Overlap, arguments: Namespace, ending: Ending, code: ExitCode) -> dict[str, object]:

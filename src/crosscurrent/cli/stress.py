@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
-from crosscurrent.cli.arguments import command_parser
+from crosscurrent.cli.arguments import command_of, command_parser
 from crosscurrent.cli.console import progress, say, say_above, show_table
 from crosscurrent.cli.exits import ExitCode, WrongUseError, as_wrong_use
 from crosscurrent.cli.files import result_files, write_json
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from crosscurrent.cli.console import Bar
-    from crosscurrent.stress.campaign import Account, Case, Failure, Result
+    from crosscurrent.stress.campaign import Account, Failure, Result
     from crosscurrent.suite.scenario import Scenario
-    from crosscurrent.suite.stressed import StressOptions
+    from crosscurrent.suite.stressed import GradientCase, StressOptions
     from crosscurrent.suite.verification import Cuda
 
 STATE_FILE = ".crosscurrent-stress.json"
@@ -105,7 +105,8 @@ def run(arguments: Namespace) -> int:
         options = _options(arguments)
         scenarios = _scenarios(arguments)
         chosen = _cases(arguments, scenarios, options, cuda)
-    names = tuple(case.name for case in chosen)
+    by_name = {case.name: case for case in chosen}
+    names, repeat = tuple(by_name), partial(_repeat, arguments, by_name)
     if arguments.history and arguments.cuda_graphs:
         raise WrongUseError("--history is about transfers and what is beside graphs; leave out --cuda_graphs")
     if arguments.history and arguments.html is not None:
@@ -119,14 +120,16 @@ def run(arguments: Namespace) -> int:
         return _history(scenarios[0], cuda, report)
     if not arguments.resume:
         account.close()  # what an earlier run left there
-    stopped = _run(chosen, seeds, account, cuda, arguments)
+    stopped = _run(chosen, seeds, account, cuda, repeat)
     results = Results(
         cases=names,
         seeds=tuple(seeds),
         failures=account.failures,
         num_done=account.num_done(names, seeds),
         cuda=cuda,
-        arguments=arguments,
+        delay_us=arguments.delay_us,
+        command=command_of(parser(), arguments),
+        repeat=repeat,
     )
     results.conclude()
     if report is not None:
@@ -142,7 +145,11 @@ def run(arguments: Namespace) -> int:
 
 
 def _run(
-    cases: Sequence[Case], seeds: Sequence[int], account: Account, cuda: Cuda, arguments: Namespace
+    cases: Sequence[GradientCase],
+    seeds: Sequence[int],
+    account: Account,
+    cuda: Cuda,
+    repeat: Callable[[Failure], str],
 ) -> int:
     """Try everything that is left; gives the exit code of whoever stopped it, or 0."""
     from crosscurrent.stress import campaign
@@ -155,12 +162,12 @@ def _run(
     )
     say(f"{len(cases)} case(s) x {len(seeds)} seed(s) on {cuda.value}" + (", going on" if completed else ""))
     for failure in account.failures:
-        _tell_failure(failure, arguments, say)
+        _tell_failure(failure, repeat, say)
     estimate = Estimate(len(seeds), total - completed)
     with StopRequests() as stop, progress() as bar:
         task = bar.begin("stress", total=total, completed=completed)
         for result in campaign.run(cases, seeds, account):
-            _tell(bar, task, result, arguments)
+            _tell(bar, task, result, repeat)
             if (sentence := estimate.after(result)) is not None:
                 say_above(bar, sentence)
             if stop.received is not None:
@@ -168,16 +175,31 @@ def _run(
     return stop.exit_code
 
 
-def _tell(bar: Bar, task: TaskID, result: Result, arguments: Namespace) -> None:
+def _tell(bar: Bar, task: TaskID, result: Result, repeat: Callable[[Failure], str]) -> None:
     seed = "as it is" if result.seed is None else f"seed {result.seed}"
     bar.update(task, advance=1, description=f"{result.case}: {seed}")
     for failure in result.failures:
-        _tell_failure(failure, arguments, partial(say_above, bar))
+        _tell_failure(failure, repeat, partial(say_above, bar))
 
 
-def _tell_failure(failure: Failure, arguments: Namespace, tell: Callable[[str], None]) -> None:
-    for line in failure_lines(failure, arguments):
+def _tell_failure(failure: Failure, repeat: Callable[[Failure], str], tell: Callable[[str], None]) -> None:
+    for line in failure_lines(failure, repeat(failure)):
         tell(line)
+
+
+def _repeat(arguments: Namespace, cases: Mapping[str, GradientCase], failure: Failure) -> str:
+    """The one command that shows a failure again."""
+    case = cases[failure.case]
+    return command_of(
+        parser(),
+        arguments,
+        seed=failure.seed or 0,
+        seeds=None,
+        all=None,
+        policies=case.scenario.policy,
+        quantizers=case.scenario.quantizer,
+        checkpoints=case.checkpoints,
+    )
 
 
 def _seeds(arguments: Namespace) -> list[int]:
@@ -241,7 +263,7 @@ def _scenarios(arguments: Namespace) -> list[Scenario]:
 
 def _cases(
     arguments: Namespace, scenarios: Sequence[Scenario], options: StressOptions, cuda: Cuda
-) -> list[Case]:
+) -> list[GradientCase]:
     from crosscurrent.suite.stressed import CHECKPOINTS, cases
 
     checkpoints = _known("kind of checkpoint", _names(arguments.checkpoints, CHECKPOINTS), CHECKPOINTS)

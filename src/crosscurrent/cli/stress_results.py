@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from jsonargparse import Namespace
 from rich.text import Text
 
 from crosscurrent.cli.console import output, say
@@ -32,7 +31,11 @@ class Results:
     num_done: int
     """Runs that were made: seeds of cases."""
     cuda: Cuda
-    arguments: Namespace
+    delay_us: float
+    command: str
+    """The command of all of it."""
+    repeat: Callable[[Failure], str]
+    """The one command that shows a failure again."""
 
     @property
     def complete(self) -> bool:
@@ -75,10 +78,8 @@ class Results:
             "cases": list(self.cases),
             "seeds": list(self.seeds),
             "runs": self.num_done,
-            "delay_us": self.arguments.delay_us,
-            "failures": [
-                asdict(failure) | {"repeat": repeat(failure, self.arguments)} for failure in self.failures
-            ],
+            "delay_us": self.delay_us,
+            "failures": [asdict(failure) | {"repeat": self.repeat(failure)} for failure in self.failures],
         }
 
     def as_report(self) -> Report:
@@ -100,8 +101,7 @@ class Results:
         ]
         if self.failures:
             details = tuple(
-                (failure.case, when(failure), failure.what, repeat(failure, self.arguments))
-                for failure in self.failures
+                (failure.case, when(failure), failure.what, self.repeat(failure)) for failure in self.failures
             )
             columns = ("case", "when", "what", "repeat")
             sections.append(
@@ -117,7 +117,7 @@ class Results:
             sections=tuple(sections),
             simulated=simulated,
             environment=environment(simulated=simulated),
-            command=shlex.join(["crosscurrent", "stress", *options_of(self.arguments, self.seeds)]),
+            command=self.command,
         )
 
 
@@ -174,34 +174,11 @@ def when(failure: Failure) -> str:
     return "with nothing delayed" if failure.seed is None else f"with seed {failure.seed}"
 
 
-def failure_lines(failure: Failure, arguments: Namespace) -> list[str]:
+def failure_lines(failure: Failure, repeat: str) -> list[str]:
     """A failure as it is printed."""
     lines = [f"FAILED {failure.case}, {when(failure)}", *(f"  {line}" for line in failure.what.splitlines())]
     if failure.schedule is not None and failure.trace is not None:
         lines.append(f"  replay:  {shlex.join(['crosscurrent', 'replay', failure.trace, failure.schedule])}")
     elif failure.schedule is not None:
         lines.append(f"  schedule: {failure.schedule}")
-    return [*lines, f"  repeat:  {repeat(failure, arguments)}"]
-
-
-def repeat(failure: Failure, arguments: Namespace) -> str:
-    """The one command that shows a failure again."""
-    policy, _, stored = failure.case.replace(", graphs", "").partition(", ")
-    quantizer, _, checkpoints = stored.partition(" ")
-    command = ["crosscurrent", "stress", "--policies", policy, "--quantizers", quantizer]
-    if checkpoints:
-        command += ["--checkpoints", checkpoints]
-    return shlex.join([*command, *options_of(arguments, (failure.seed or 0,))])
-
-
-def options_of(arguments: Namespace, seeds: Sequence[int]) -> list[str]:
-    """The options that say how to delay, and with which seeds."""
-    options = ["--seed", str(seeds[0])] if len(seeds) == 1 else ["--seeds", str(len(seeds))]
-    options += ["--delay_us", f"{arguments.delay_us:g}"]
-    if arguments.lanes is not None:
-        options += ["--lanes", arguments.lanes]
-    if arguments.how is not None:
-        options += ["--how", arguments.how]
-    if arguments.cuda_graphs:
-        options += ["--cuda_graphs"]
-    return options
+    return [*lines, f"  repeat:  {repeat}"]

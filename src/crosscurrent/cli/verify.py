@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from jsonargparse import ArgumentParser, Namespace
 from rich.table import Table
 
-from crosscurrent.cli.arguments import command_parser
+from crosscurrent.cli.arguments import command_of, command_parser
 from crosscurrent.cli.console import progress, say, show_table
 from crosscurrent.cli.exits import ExitCode, WrongUseError
 from crosscurrent.cli.files import result_files, write_json
@@ -107,7 +106,7 @@ def run(arguments: Namespace) -> int:
     if page is not None or trace is not None:
         from crosscurrent.report import html, perfetto
 
-        document = as_report(results, cuda, verdict, _command(arguments))
+        document = as_report(results, cuda, verdict, command_of(parser(), arguments))
         if page is not None:
             html.write(document, page)
         if trace is not None and document.records:
@@ -151,14 +150,6 @@ def _told(results: Iterator[Result], total: int) -> Iterator[Result]:
                 sys.stderr.write(f"[{number}/{total}] {what}: {said}\n")
                 sys.stderr.flush()
             yield result
-
-
-def _command(arguments: Namespace) -> str:
-    words = ["crosscurrent", "verify"]
-    words += ["--all"] if arguments.all else []
-    words += ["--layers", *arguments.layers] if arguments.layers else []
-    words += ["--no_simulate"] if arguments.no_simulate else []
-    return shlex.join(words)
 
 
 def _show(results: list[Result], cuda: Cuda, *, complete: bool = True) -> None:

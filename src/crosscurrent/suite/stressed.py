@@ -27,7 +27,7 @@ from crosscurrent.races.findings import Finding
 from crosscurrent.races.watch import Watch, watch
 from crosscurrent.schedules import Prover, keep_values, save
 from crosscurrent.stress import DelayConfig, How, SeededReplays, delays
-from crosscurrent.stress.campaign import Case, Failure, Trial
+from crosscurrent.stress.campaign import Failure, Trial
 from crosscurrent.stress.lanes import OTHER
 from crosscurrent.stress.plans import plan_of
 from crosscurrent.suite.experiment import (
@@ -105,7 +105,7 @@ def cases(
     options: StressOptions,
     cuda: Cuda,
     checkpoints: Sequence[str] = CHECKPOINTS,
-) -> list[Case]:
+) -> list[GradientCase]:
     """The cases of some scenarios. Without a quantizer both kinds of checkpoints are stored alike."""
     return [
         GradientCase(scenario=scenario, checkpoints=what, options=options, cuda=cuda)

@@ -110,7 +110,7 @@ class Body:
             judgement.fail()
 
     def _judgement(self, findings: list[Finding]) -> Judgement:
-        waits = [wait for wait in self.watch.host_waits if wait.kind != "query"]
+        waits = self.watch.host_waits
         allowed = self._wishes.host_waits
         return Judgement(
             findings=tuple(findings),

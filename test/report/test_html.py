@@ -151,7 +151,7 @@ def test_host_waits_advice_unknown_sections_and_overlap(racy: Any) -> None:
     Section(title="Layers", columns=("layer",), rows=rows, good=(True, False))
     report = replace(
         racy.report(),
-        host_waits=(HostWaits("item", "", site, ("main",), 7), HostWaits("query", "", site, ("main",), 2)),
+        host_waits=(HostWaits("item", "", site, ("main",), 7),),
         unknown=(Unclear("mine.op", site, "no schema", 2),),
         sections=(
             Section(title="Layers", columns=("layer",), rows=(("parity",), ("exact",)), good=(True, False)),
@@ -162,7 +162,6 @@ def test_host_waits_advice_unknown_sections_and_overlap(racy: Any) -> None:
     words = Page(html.render(report)).words
     for part in (
         "7 host waits",
-        "Queries that found work done, which orders it as well: 2",
         "necessary",
         "The verdict does not cover these calls.",
         "no schema",

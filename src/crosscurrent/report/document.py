@@ -128,8 +128,8 @@ class Report:
 
     @property
     def blocking(self) -> tuple[HostWaits, ...]:
-        """The calls that held the host up: without queries, and without the program's set-up."""
-        return tuple(wait for wait in self.host_waits if wait.kind != "query" and not wait.is_set_up)
+        """The calls that held the host up, without the program's set-up."""
+        return tuple(wait for wait in self.host_waits if not wait.is_set_up)
 
     @property
     def set_up(self) -> tuple[HostWaits, ...]:

@@ -64,7 +64,6 @@ def _section(section: Section) -> Markup:
 
 def host_waits(report: Report) -> Markup:
     """Where the host stood still."""
-    queries = sum(wait.times for wait in report.host_waits if wait.kind == "query")
     rows = [
         [
             wait_kind(wait),
@@ -79,7 +78,6 @@ def host_waits(report: Report) -> Markup:
         if rows
         else "The host waited nowhere."
     )
-    found_done = f"Queries that found work done, which orders it as well: {queries:,}."
     return element(
         "section",
         element("h2", "Host waits"),
@@ -87,7 +85,6 @@ def host_waits(report: Report) -> Markup:
         table(("Call", "Waits for", "Times", "Where"), rows, numeric=(2,)) if rows else None,
         *(element("p", prose(note), class_="muted small") for note in wait_notes(report.blocking)),
         element("p", set_up_note(report.set_up), class_="muted small") if report.set_up else None,
-        element("p", found_done, class_="muted small") if queries else None,
     )
 
 

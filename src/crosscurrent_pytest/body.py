@@ -138,7 +138,7 @@ class Body:
                 RandomWalk(count=-(-count // 2)),
                 PCT(count=count // 2),
             ]
-            yield from explore(program, strategies, limit=count).differences
+            yield from explore(program, strategies).differences
         if self._wishes.seed is not None and self._simulated:
             replays = SeededReplays(program, self._plan)
             if (difference := replays.run(self._wishes.seed)) is not None:

@@ -95,6 +95,17 @@ def test_an_exhaustive_search_says_that_it_saw_everything(
     assert "schedules (all there are): all the same" in capsys.readouterr().out
 
 
+def test_random_schedules_are_not_counted_against_an_exhaustive_search(
+    racy: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tried(*options: str) -> int:
+        main(["replay", racy[0], *options])
+        return int(capsys.readouterr().out.splitlines()[1].split()[0])
+
+    alone = tried("--exhaustive", "1")
+    assert tried("--exhaustive", "1", "--schedules", "50") == tried("--schedules", "50") + alone
+
+
 def test_what_is_wrong_with_a_file_or_a_schedule_is_said(
     racy: tuple[str, str], fixed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,11 @@ def test_a_bound_that_was_hit_is_said(racy: Program) -> None:
     assert "bounded" in str(explore(racy, [Classes()], limit=3))
 
 
+def test_a_bound_is_for_strategies_that_do_not_say_how_many_they_propose(racy: Program) -> None:
+    assert explore(racy, [RandomWalk(count=20), Classes()], limit=3).tried == 20 + 3
+    assert explore(racy, [Classes(), RandomWalk(count=2)], limit=3).tried == 3 + 2
+
+
 def test_strategies_that_sample_are_bounded(racy: Program) -> None:
     for strategy in (RandomWalk(count=5), PCT(count=5), LatestAndEarliest()):
         assert explore(racy, [strategy]).bounded

@@ -82,9 +82,12 @@ def run(arguments: Namespace) -> int:
             return code
         with progress() as bar:
             task = bar.begin("schedules", total=_most(program, arguments))
-            limit = _limit(arguments)
             found = spread(
-                program, strategies, engine, limit=limit, told=lambda done: bar.update(task, completed=done)
+                program,
+                strategies,
+                engine,
+                limit=arguments.exhaustive,
+                told=lambda done: bar.update(task, completed=done),
             )
         return _tell_all(found)
     finally:
@@ -190,10 +193,6 @@ def _program_order(program: Program) -> ExitCode:
         return ExitCode.NO_VERDICT
     say("program order: the recorded values")
     return ExitCode.GOOD
-
-
-def _limit(arguments: Namespace) -> int | None:
-    return max(arguments.exhaustive, arguments.schedules) if arguments.exhaustive else None
 
 
 def _tell_all(exploration: Exploration) -> ExitCode:

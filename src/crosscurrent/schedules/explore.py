@@ -95,7 +95,8 @@ def memory_choices(program: Program, *, every: bool = False) -> Iterator[tuple[R
 def explore(
     program: Program, strategies: Sequence[Strategy], *, limit: int | None = None, share: Share | None = None
 ) -> Exploration:
-    """Run what the strategies propose, at most ``limit`` schedules of each for each choice of memory.
+    """Run what the strategies propose for each choice of memory, at most ``limit`` schedules of each that
+    would go on until there are no more. The others say themselves how many they propose.
 
     ``share`` runs only a part, for one of several workers; ``merge`` puts the parts together. Raises
     ``NotReplayableError`` if the program cannot be run again.
@@ -110,7 +111,7 @@ def explore(
         replayer = Replayer(program, reuse, settled=settled)
         for strategy in strategies:
             proposals = strategy.proposals(replayer.space)
-            for proposal in islice(proposals, limit):
+            for proposal in islice(proposals, limit if strategy.exhausts else None):
                 at += 1
                 if at % share.of != share.index:
                     continue

@@ -418,6 +418,17 @@ def test_mutants_of_buffers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("_cuda")
+@pytest.mark.parametrize("bad", [-0.0, torch.nan])
+def test_a_mutant_of_which_a_zero_changes_its_sign_or_of_which_both_runs_are_nan_is_noticed(
+    bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = "batch 1 loss"
+    monkeypatch.setattr(structure, "steps", lambda *_: {named: torch.tensor([bad])})
+    expected = {named: torch.tensor([bad if bad else 0.0])}
+    assert structure._judged(make_model(LASTREC), expected).startswith(f"the values: {named}: ")
+
+
+@pytest.mark.usefixtures("_cuda")
 def test_every_pinned_buffer_is_in_some_pair() -> None:
     sizes = make_model(LASTREC)._make_format(2, 50).sizes()
     assert {key for pair in structure._pairs(sizes) for key in pair} == sizes.keys()

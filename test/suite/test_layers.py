@@ -121,14 +121,24 @@ def test_one_bit_is_a_difference() -> None:
     one, other = _measured(), _measured()
     gradient = other[1].gradients[name]
     gradient.view(torch.int32)[3, 5] ^= 1
-    assert first_difference(one, other) == f"batch 1: {name} differs in 1 of {gradient.numel()} values"
+    said = first_difference(one, other)
+    assert said is not None
+    assert said.startswith(f"batch 1: {name}: 1 of {gradient.numel()} elements differ")
 
 
-def test_nan_on_both_sides_is_a_difference_too() -> None:
+def test_a_zero_of_the_other_sign_is_a_difference() -> None:
+    one, other = _measured(), _measured()
+    for side, zero in ((one, 0.0), (other, -0.0)):
+        side[0].loss.fill_(zero)
+    assert first_difference(one, other) == "batch 0: loss: 1 of 1 elements differ, by up to 0"
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_on_both_sides_is_a_difference_too(bad: float) -> None:
     one, other = _measured(), _measured()
     for side in (one, other):
-        side[0].loss.fill_(torch.nan)
-    assert first_difference(one, other) == "batch 0: loss is not finite"
+        side[0].loss.fill_(bad)
+    assert first_difference(one, other) == "batch 0: loss: not finite"
 
 
 def test_another_eviction_or_a_missing_gradient_is_a_difference() -> None:
@@ -136,7 +146,7 @@ def test_another_eviction_or_a_missing_gradient_is_a_difference() -> None:
     swapped = [replace(other[0], replay_log=other[1].replay_log), other[1]]
     assert first_difference(one, swapped) == "batch 0: the replay logs differ"
     del other[0].gradients["head_model.weight"]
-    assert first_difference(one, other) == "batch 0: only one side has a gradient of head_model.weight"
+    assert first_difference(one, other) == "batch 0: only one side has head_model.weight"
 
 
 @pytest.mark.usefixtures("_cuda")

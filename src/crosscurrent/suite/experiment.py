@@ -7,13 +7,14 @@ chunk of a single token, batches of different length, targets shorter than their
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from crosscurrent.bits import difference
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.kvcache.names import BufferKind, CacheConfig, PolicyKind
@@ -39,6 +40,11 @@ class Measurement:
     loss: Tensor
     gradients: dict[str, Tensor]
     replay_log: ReplayLog
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """The loss and the gradients."""
+        return {"loss": self.loss, **self.gradients}
 
 
 def cache_config(scenario: Scenario, *, quantized: bool = False) -> CacheConfig:
@@ -112,6 +118,20 @@ def measure(model: LongContextGradientModel, batches: Sequence[tuple[Tensor, Ten
             Measurement(loss=loss.detach().cpu(), gradients=gradients, replay_log=model.replay_log())
         )
     return measured
+
+
+def differences(off: Mapping[str, Tensor], on: Mapping[str, Tensor]) -> list[str]:
+    """What has other bits with the flag off and on, or is not finite, in words; [] if nothing is.
+
+    Two values that went wrong in the same way are no proof of anything.
+    """
+    if odd := off.keys() ^ on.keys():
+        return [f"only one side has {', '.join(sorted(odd))}"]
+    said = {
+        name: difference(value, on[name]) or ("" if value.isfinite().all() else "not finite")
+        for name, value in off.items()
+    }
+    return [f"{name}: {what}" for name, what in said.items() if what]
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.races.findings import Finding
@@ -20,7 +19,7 @@ from crosscurrent.stress.delays import delays
 from crosscurrent.stress.history import PAST_RACES, PastRace, Shown, Told
 from crosscurrent.stress.lanes import roles_in
 from crosscurrent.stress.plans import DelayConfig, How, Target
-from crosscurrent.suite.experiment import deterministic, make_batches
+from crosscurrent.suite.experiment import deterministic, differences, make_batches
 from crosscurrent.suite.layer import Outcome
 from crosscurrent.suite.recorded import (
     Batches,
@@ -168,16 +167,7 @@ def under_delay(race: PastRace, scenario: Scenario, target: Target, *, changed: 
     torch.cuda.synchronize()
     if not delayed.num_delayed and changed:
         return ""
-    return first_difference(off, on)
-
-
-def first_difference(off: Mapping[str, Tensor], on: Mapping[str, Tensor]) -> str:
-    """The first value that differs, in its own name; empty if none does."""
-    for name, expected in off.items():
-        if not torch.equal(on[name], expected):
-            apart = on[name] != expected
-            return f"{name}: {int(apart.sum())} of {apart.numel()} values differ"
-    return ""
+    return "".join(differences(off, on)[:1])
 
 
 def _unchanged(scenario: Scenario, delayed_at: Mapping[Target, PastRace]) -> Shown:

@@ -13,6 +13,7 @@ from crosscurrent.suite.experiment import (
     Measurement,
     cache_config,
     deterministic,
+    differences,
     gradient_args,
     make_batches,
     make_parts,
@@ -71,17 +72,8 @@ def _args(scenario: Scenario, what: str, *, flag: bool) -> GradientArgs:
 def first_difference(off: list[Measurement], on: list[Measurement]) -> str | None:
     """What differs first, or is not a number; None if nothing is."""
     for index, (one, other) in enumerate(zip(off, on, strict=True)):
-        if one.gradients.keys() != other.gradients.keys():
-            odd = sorted(one.gradients.keys() ^ other.gradients.keys())
-            return f"batch {index}: only one side has a gradient of {', '.join(odd)}"
-        pairs = {"loss": (one.loss, other.loss)}
-        pairs |= {name: (one.gradients[name], other.gradients[name]) for name in one.gradients}
-        for name, (a, b) in pairs.items():
-            if not (a.isfinite().all() and b.isfinite().all()):
-                return f"batch {index}: {name} is not finite"
-            if not torch.equal(a, b):
-                count = int((a != b).sum())
-                return f"batch {index}: {name} differs in {count} of {a.numel()} values"
+        if said := differences(one.values, other.values):
+            return f"batch {index}: {said[0]}"
         if not one.replay_log.same_as(other.replay_log):
             return f"batch {index}: the replay logs differ"
     return None

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from crosscurrent.gradient import transfer
@@ -22,7 +21,7 @@ from crosscurrent.gradient.store import CheckpointStore
 from crosscurrent.gradient.transfer import HostBuffer, Incoming, Outgoing
 from crosscurrent.races.watch import watch
 from crosscurrent.stress.mutations import Mutant
-from crosscurrent.suite.experiment import deterministic, make_batches
+from crosscurrent.suite.experiment import deterministic, differences, make_batches
 from crosscurrent.suite.recorded import make_model, on_host, racy, replaced, steps
 from crosscurrent.suite.scenario import Scenario
 
@@ -139,9 +138,8 @@ def _judged(
     found = on_host(values)
     if seen.findings:
         return f"the detector: {seen.findings[0].id}"
-    for name, value in expected.items():
-        if not torch.equal(found[name], value):
-            return f"the values: {name} is not that of the flag off"
+    if said := differences(expected, found):
+        return f"the values: {said[0]}"
     return f"its buffers: {twice[0]}" if twice else ""
 
 

@@ -92,9 +92,8 @@ def shared_bytes(victim: CellKey, other: CellKey) -> AbstractContextManager[None
 def unflipped() -> Iterator[list[str]]:
     """Collects the transfers that use the slot which their double buffer used last."""
     found: list[str] = []
-    used: dict[
-        int, tuple[object, int, bool]
-    ] = {}  # by buffer: itself, its last slot, whether that is done with
+    # By buffer: itself, its last slot, whether that is done with.
+    used: dict[int, tuple[object, int, bool]] = {}
 
     def note(buffer: Any, slot: Tensor) -> Tensor:
         _, last, done = used.get(id(buffer), (None, 0, False))

@@ -27,11 +27,6 @@ class Scenario:
         """What people read in a table."""
         return f"{self.policy}, {self.quantizer}{', graphs' if self.graphs else ''}"
 
-    @property
-    def cache_name(self) -> str:
-        """The name of a cache of this policy that stores its entries with this quantizer."""
-        return f"{self.policy}-{self.quantizer}"
-
 
 WITH_GRAPHS = tuple(Scenario(policy=policy, quantizer="default", graphs=True) for policy in POLICIES)
 """What a run over everything asks in addition, of the layers that look at graphs. Graphs are made of what a

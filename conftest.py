@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many tests this run did not make, and why."""
     skipped = terminalreporter.stats.get("skipped", [])
-    for marker, need in NEEDS.items():
-        left_out = [report for report in skipped if marker in getattr(report, "keywords", {})]
-        if left_out:
-            terminalreporter.write_line(f"{len(left_out)} {need.left_out}")
+    reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in skipped]
+    for need in NEEDS.values():
+        if num_left_out := reasons.count(need.reason):
+            terminalreporter.write_line(f"{num_left_out} {need.left_out}")

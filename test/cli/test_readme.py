@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -53,6 +54,31 @@ def test_ci_runs_the_test_command_word_for_word() -> None:
     _, test_command = _commands()
     last_line = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1]
     assert last_line == test_command
+
+
+def _imports(package: Path) -> set[str]:
+    """The names of the packages of this project that one of them imports."""
+    names: set[str] = set()
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("crosscurrent."):
+                names.add(str(node.module).split(".")[1])
+    return names
+
+
+def test_packages_import_each_other_in_the_direction_of_the_arrows() -> None:
+    families = [line.split(" <- ") for line in re.findall(r"`(\w+(?: <- \w+)+)`", README)]
+    assert len(families) == 2
+    (meeting,) = re.findall(r"never meet but in (.*)\.$", README, flags=re.MULTILINE)
+    members = {name for family in families for name in family}
+    imports = {
+        path.parent.name: _imports(path.parent) for path in (ROOT / "src/crosscurrent").glob("*/__init__.py")
+    }
+    for family in families:
+        for position, name in enumerate(family):
+            assert imports[name] & members <= set(family[: position + 1]), name
+    both = [name for name in imports if all(imports[name] & set(family) for family in families)]
+    assert sorted(both) == sorted(re.findall(r"`(\w+)`", meeting))
 
 
 def test_the_two_commands_are_one_line_each() -> None:

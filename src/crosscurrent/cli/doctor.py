@@ -21,12 +21,13 @@ JSON_VERSION = 1
 
 def parser() -> ArgumentParser:
     """The options of the command."""
+    from crosscurrent.cli.checkup import EXAMINATIONS
+
     options = command_parser(
         "doctor",
-        "Try what crosscurrent builds on, and say what works here: torch, CUDA, simulated CUDA, pinned "
-        "memory, Triton, the profiler, Chromium, Ray, the pytest plugin. Exit code: 0 nothing is broken "
-        "(parts that are not installed are not broken), 1 something that is there does not work, "
-        "2 wrong use.",
+        f"Try what crosscurrent builds on, and say what works here: {', '.join(EXAMINATIONS)}. Exit code: "
+        "0 nothing is broken (parts that are not installed are not broken), 1 something that is there does "
+        "not work, 2 wrong use.",
         "crosscurrent doctor --json doctor.json",
     )
     options.add_argument("--json", metavar="FILE", help="Write what was found there as JSON.")

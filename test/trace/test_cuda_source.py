@@ -13,7 +13,7 @@ from torch.cuda import _gpu_trace
 
 import crosscurrent
 from crosscurrent.trace.cuda import CudaEnvironment
-from crosscurrent.trace.cuda_patches import Patches
+from crosscurrent.trace.patches import Patches
 from crosscurrent.trace.records import NO_EVENT, HostWait, MemoryKind, Op, RecordEvent, UseStream, WaitEvent
 
 pytestmark = pytest.mark.simulation
@@ -154,7 +154,7 @@ def test_patches_are_undone_in_reverse_order() -> None:
     patches.replace(Derived, "name", lambda before: lambda self: before(self) + " once")
     patches.replace(Derived, "name", lambda before: lambda self: before(self) + " twice")
     assert Derived().name() == "base once twice"
-    patches.restore()
+    patches.close()
     assert Derived().name() == "base"
     assert "name" not in vars(Derived)
 

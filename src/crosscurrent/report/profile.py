@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -29,6 +29,7 @@ from crosscurrent.report.modelled import overlap_of_records
 from crosscurrent.report.overlap import PASSES as ANALYSIS
 from crosscurrent.report.overlap import Overlap, analyse
 from crosscurrent.schedules.countdown import Countdown, Told
+from crosscurrent.trace.patches import Patches
 from crosscurrent.trace.simulate import active
 from crosscurrent.trace.sites import Sites
 
@@ -166,14 +167,11 @@ def overlap_of_profile(path: str | Path) -> Overlap:
 def annotated_call_sites() -> ExitStack:
     """While entered, profiles say of each op and each synchronizing call which line made it."""
     notes = _Notes()
-    contexts = ExitStack()
-    contexts.enter_context(_SiteMode(notes))
+    patches = Patches()
+    patches.enter_context(_SiteMode(notes))
     for owner, name in _SYNC_CALLS:
-        original = getattr(owner, name)
-        own = name in vars(owner)
-        setattr(owner, name, _annotated(original, notes))
-        contexts.callback(_restore, owner, name, original if own else None)
-    return contexts
+        patches.replace(owner, name, partial(_annotated, notes))
+    return patches
 
 
 class _Notes:
@@ -192,20 +190,12 @@ class _Notes:
         return torch._C._profiler._RecordFunctionFast(self._texts[number])
 
 
-def _annotated(call: Callable[..., Any], notes: _Notes) -> Callable[..., Any]:
-    @wraps(call)
+def _annotated(notes: _Notes, call: Callable[..., Any]) -> Callable[..., Any]:
     def annotated(*args: Any, **kwargs: Any) -> Any:
         with notes.here():
             return call(*args, **kwargs)
 
     return annotated
-
-
-def _restore(owner: Any, name: str, original: Any) -> None:
-    if original is None:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, original)
 
 
 class _SiteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

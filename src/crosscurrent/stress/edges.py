@@ -35,6 +35,7 @@ import torch
 
 from crosscurrent.checks import whole_number
 from crosscurrent.errors import WrongUseError
+from crosscurrent.trace.patches import Patches
 from crosscurrent.trace.records import Site
 from crosscurrent.trace.sites import Sites
 
@@ -183,12 +184,9 @@ def weaken_edge(
 
 @contextmanager
 def _changing(edge: ChangedEdge) -> Iterator[ChangedEdge]:
-    wrapped = _Wrapped(edge)
-    wrapped.install()
-    try:
+    with Patches() as patches:
+        _Wrapped(edge).install(patches)
         yield edge
-    finally:
-        wrapped.restore()
     if not edge.changed:
         raise WrongUseError(_nothing(edge))
     if len(edge.functions) > 1:
@@ -244,30 +242,23 @@ class _Wrapped:
         self._edge = edge
         self._sites = Sites()
         self._inner = threading.local()  # a call that another one makes is part of that one
-        self._undo: list[Callable[[], None]] = []
         # With `earlier` only. By stream: a private event for each recording, since a user's may move on.
         self._past: dict[tuple[int, int], list[torch.cuda.Event]] = {}
         # By identity of an event (which is kept alive beside it): what stands for its last recording.
         self._stand_ins: dict[int, tuple[Any, torch.cuda.Event | None]] = {}
 
-    def install(self) -> None:
+    def install(self, patches: Patches) -> None:
         """Wrap the classes, and ``torch.cuda.synchronize``."""
         for name in ("record", "wait", "synchronize"):
-            self._wrap(torch.cuda.Event, name, getattr(self, f"_event_{name}"))
+            handler = getattr(self, f"_event_{name}")
+            patches.replace(torch.cuda.Event, name, functools.partial(self._wrapped, name, handler))
         for name in ("record_event", "wait_event", "wait_stream", "synchronize"):
-            self._wrap(torch.cuda.Stream, name, getattr(self, f"_stream_{name}"))
-        self._wrap(torch.cuda, "synchronize", self._device_synchronize)
+            handler = getattr(self, f"_stream_{name}")
+            patches.replace(torch.cuda.Stream, name, functools.partial(self._wrapped, name, handler))
+        wrapped = functools.partial(self._wrapped, "synchronize", self._device_synchronize)
+        patches.replace(torch.cuda, "synchronize", wrapped)
 
-    def restore(self) -> None:
-        """Put everything back."""
-        while self._undo:
-            self._undo.pop()()
-
-    def _wrap(self, owner: Any, name: str, handler: Callable[..., Any]) -> None:
-        before = getattr(owner, name)
-        own = name in vars(owner)
-
-        @functools.wraps(before)
+    def _wrapped(self, name: str, handler: Callable[..., Any], before: Callable[..., Any]) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if getattr(self._inner, "busy", False):
                 return before(*args, **kwargs)
@@ -279,13 +270,7 @@ class _Wrapped:
             finally:
                 self._inner.busy = False
 
-        setattr(owner, name, wrapper)
-        undo = (
-            functools.partial(setattr, owner, name, before)
-            if own
-            else functools.partial(delattr, owner, name)
-        )
-        self._undo.append(undo)
+        return wrapper
 
     # -- what each call does; `call` is the call as it was, `taken` whether this one is to be changed ------
 

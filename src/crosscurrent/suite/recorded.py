@@ -25,7 +25,7 @@ from crosscurrent.races.watch import Watch, watch
 from crosscurrent.schedules import Program, keep_values
 from crosscurrent.suite.experiment import cache_config, deterministic, gradient_args, make_parts
 from crosscurrent.suite.scenario import Scenario
-from crosscurrent.trace.cuda_patches import Patches
+from crosscurrent.trace.patches import Patches
 from crosscurrent.trace.simulate import active
 
 Batches = Sequence[tuple[Tensor, Tensor]]
@@ -153,7 +153,7 @@ def replaced(*changes: tuple[Any, str, Callable[[Any], Any]]) -> Iterator[None]:
             patches.replace(owner, name, make)
         yield
     finally:
-        patches.restore()
+        patches.close()
 
 
 def _told(parts: Parts, seen: Watch) -> Any:

@@ -26,8 +26,9 @@ from torch import Tensor
 from torch.cuda import _gpu_trace
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crosscurrent.trace.cuda_patches import Patches, install, nobody_listens
+from crosscurrent.trace.cuda_patches import install, nobody_listens
 from crosscurrent.trace.handler import Handler, Here, Tap
+from crosscurrent.trace.patches import Patches
 from crosscurrent.trace.recorder import DEFAULT_STREAM
 from crosscurrent.trace.records import MemoryKind
 from crosscurrent.trace.segments import Segments
@@ -165,7 +166,7 @@ class CudaSource:
     def _restore(self) -> None:
         self.tap.tracer = None
         self._mode = None
-        self._patches.restore()
+        self._patches.close()
         for registry, callback in self._callbacks:
             registry.callback_list.remove(callback)
         self._callbacks.clear()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch.jit import _builtins
 from torch.utils._device import _device_constructors
 
 from crosscurrent.trace.aliases import aliases
@@ -20,38 +19,13 @@ from crosscurrent.trace.hidden_reads import hidden_reads
 
 if TYPE_CHECKING:
     from crosscurrent.trace.cuda import CudaSource
+    from crosscurrent.trace.patches import Patches
     from crosscurrent.trace.recorder import Captured
     from crosscurrent.trace.tracer import Tracer
 
     Graphs: TypeAlias = weakref.WeakKeyDictionary[Any, "_Graph"]
 
 _UNSEEN_KERNEL = "a Triton kernel: tell what it touches with crosscurrent.access"
-
-
-class Patches:
-    """Attributes that were replaced, and how to put them back."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace ``owner.name`` by ``make(what it was)``."""
-        mine = vars(owner).get(name)
-        before = getattr(owner, name)
-        setattr(owner, name, functools.wraps(before)(make(before)))
-        if mine is None:
-            self._undo.append(functools.partial(delattr, owner, name))
-        else:
-            self._undo.append(functools.partial(setattr, owner, name, mine))
-
-    def later(self, undo: Callable[[], None]) -> None:
-        """Remember something else to undo."""
-        self._undo.append(undo)
-
-    def restore(self) -> None:
-        """Put everything back, in reverse order."""
-        while self._undo:
-            self._undo.pop()()
 
 
 def install(source: CudaSource, patches: Patches) -> None:
@@ -67,7 +41,7 @@ def install(source: CudaSource, patches: Patches) -> None:
         patches.replace(owner, name, make)
     _device_constructors()  # kept for good at the first call, which has to see the real functions
     for owner, name, make in aliases():
-        _replace_builtin(patches, owner, name, make)
+        patches.replace_builtin(owner, name, make(getattr(owner, name)))
     graphs: Graphs = weakref.WeakKeyDictionary()
     patches.replace(torch.cuda.CUDAGraph, "capture_begin", functools.partial(_capture_begin, source))
     patches.replace(torch.cuda.CUDAGraph, "capture_end", functools.partial(_capture_end, source, graphs))
@@ -96,18 +70,7 @@ def nobody_listens(registry: Any, patches: Patches) -> None:
 
     mine["fire_callbacks"] = "".format  # takes whatever it is given, does nothing, and is no Python code
     mine["add_callback"] = add_callback
-    patches.later(listen)
-
-
-def _replace_builtin(patches: Patches, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace a function that TorchScript may know as a builtin, which it tells by identity."""
-    table = _builtins._get_builtin_table()  # type: ignore[no-untyped-call]
-    operator = table.get(id(getattr(owner, name)))
-    patches.replace(owner, name, make)
-    if operator is not None:
-        mine = id(getattr(owner, name))
-        table[mine] = operator
-        patches.later(functools.partial(table.pop, mine, None))
+    patches.callback(listen)
 
 
 def _event_query(source: CudaSource, before: Any) -> Any:
@@ -283,4 +246,4 @@ def _watch_triton(source: CudaSource, patches: Patches) -> None:
             source.tracer.unknown(f"triton {name}", _UNSEEN_KERNEL)
 
     hooks.add(launched)
-    patches.later(functools.partial(hooks.remove, launched))
+    patches.callback(hooks.remove, launched)

@@ -12,8 +12,7 @@ Tensors stay ordinary CPU tensors. What makes them "device" or "pinned" is a tag
   useful form, on the classes themselves, so that every thread sees it.
 - ``engine`` puts backward passes on their streams.
 
-``install`` puts all this in place, ``patches`` takes it back. ``refusals`` makes what is left raise
-``NotImplementedError``.
+``install`` puts all this in place. ``refusals`` makes what is left raise ``NotImplementedError``.
 
 Known limits: a backward pass looks up streams by sequence numbers of the thread it runs in, so a graph
 that was made in another thread gets that thread's current streams. Memory that a graph captures stays

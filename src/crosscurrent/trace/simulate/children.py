@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from crosscurrent.trace.simulate.current import active
 
 if TYPE_CHECKING:
-    from crosscurrent.trace.simulate.patches import Patches
+    from crosscurrent.trace.patches import Patches
     from crosscurrent.trace.simulate.simulation import Simulation
 
 _here: Simulation | None = None

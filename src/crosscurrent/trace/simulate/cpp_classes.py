@@ -19,7 +19,7 @@ from crosscurrent.trace.simulate.current import running
 from crosscurrent.trace.simulate.refusals import refuse
 
 if TYPE_CHECKING:
-    from crosscurrent.trace.simulate.patches import Patches
+    from crosscurrent.trace.patches import Patches
 
 IN_CPP = issubclass(torch._C._CudaStreamBase, torch.Stream)
 """Whether this build of PyTorch has the C++ classes (CUDA and ROCm builds), not stand-ins."""

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.jit import _builtins
 from torch.utils._device import DeviceContext, _device_constructors
 
 from crosscurrent.trace.aliases import aliases
 from crosscurrent.trace.simulate.tensors import move
 
 if TYPE_CHECKING:
-    from crosscurrent.trace.simulate.patches import Patches
+    from crosscurrent.trace.patches import Patches
     from crosscurrent.trace.simulate.simulation import Simulation
 
 _CPU = torch.device("cpu")
@@ -37,34 +35,16 @@ def patch_factories(simulation: Simulation, patches: Patches) -> None:
     # Filled once and for all with the real functions, which is what a device context compares with.
     constructors = {function.__name__ for function in _device_constructors()}
     for owner, name, make in aliases():
-        replace_builtin(patches, owner, name, make(getattr(owner, name)))
+        patches.replace_builtin(owner, name, make(getattr(owner, name)))
     for name in sorted(constructors | set(_MORE)):
         real = vars(torch).get(name)
         if real is not None and name.startswith("sparse_"):
-            replace_builtin(patches, torch, name, _dense_only(real))
+            patches.replace_builtin(torch, name, _dense_only(real))
         elif real is not None and name not in _FROM_DATA:
-            replace_builtin(patches, torch, name, _with_number(real))
+            patches.replace_builtin(torch, name, _with_number(real))
     for name in _FROM_DATA:
         made = _from_data(simulation, getattr(torch, name), copies=name == "tensor")
-        replace_builtin(patches, torch, name, made)
-
-
-def replace_builtin(patches: Patches, owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Replace a function that TorchScript knows as a builtin, which it tells by identity."""
-    table = _builtins._get_builtin_table()  # type: ignore[no-untyped-call]
-    operator = table.get(id(getattr(owner, name)))
-    patches.set(owner, name, function)
-    if operator is not None:
-        patches.enter(_known_to_script(table, function, operator))
-
-
-@contextmanager
-def _known_to_script(table: dict[int, str], function: Callable[..., Any], operator: str) -> Iterator[None]:
-    table[id(function)] = operator
-    try:
-        yield
-    finally:
-        table.pop(id(function), None)  # one function may stand for two names
+        patches.replace_builtin(torch, name, made)
 
 
 def _dense_only(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,14 +18,14 @@ from crosscurrent.trace.simulate.bindings import DeviceProperties, cuda_bindings
 from crosscurrent.trace.simulate.children import patch_children
 from crosscurrent.trace.simulate.cpp_classes import install_classes
 from crosscurrent.trace.simulate.engine import Engine
-from crosscurrent.trace.simulate.factories import patch_factories, replace_builtin
+from crosscurrent.trace.simulate.factories import patch_factories
 from crosscurrent.trace.simulate.refusals import refuse, refuse_bindings, refuse_the_rest
 from crosscurrent.trace.simulate.storages import storage_methods
 from crosscurrent.trace.simulate.tensor_makers import maker_methods
 from crosscurrent.trace.simulate.tensors import tensor_methods
 
 if TYPE_CHECKING:
-    from crosscurrent.trace.simulate.patches import Patches
+    from crosscurrent.trace.patches import Patches
     from crosscurrent.trace.simulate.simulation import Simulation
 
 
@@ -46,7 +46,7 @@ def install(simulation: Simulation, patches: Patches) -> None:
     patches.update(torch.Tensor, tensor_methods(simulation) | maker_methods(simulation))
     patches.update(torch.UntypedStorage, storage_methods(simulation))
     for owner, name, make in hidden_reads(lambda: simulation.tracers):
-        patches.set(owner, name, make(getattr(owner, name)))
+        patches.replace(owner, name, make)
     patch_factories(simulation, patches)
     _install_threads(simulation, patches)
     patch_children(simulation, patches)
@@ -156,7 +156,7 @@ def _install_one_hot(patches: Patches) -> None:
         zeros = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
         return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
 
-    replace_builtin(patches, torch._C._nn, "one_hot", one_hot)
+    patches.replace_builtin(torch._C._nn, "one_hot", one_hot)
     patches.set(torch.nn.functional, "one_hot", one_hot)
 
 
@@ -193,7 +193,7 @@ def _install_attention(patches: Patches) -> None:
         return out
 
     for owner in (torch._C._nn, torch.nn.functional):
-        replace_builtin(patches, owner, "scaled_dot_product_attention", attention)
+        patches.replace_builtin(owner, "scaled_dot_product_attention", attention)
 
 
 def _install_compile(patches: Patches) -> None:
@@ -204,7 +204,7 @@ def _install_compile(patches: Patches) -> None:
 
     patches.set(torch, "compile", compile_nothing)
     if "torch._dynamo" in sys.modules:
-        patches.enter(torch.compiler.set_stance("force_eager"))
+        patches.enter_context(torch.compiler.set_stance("force_eager"))
 
 
 def _install_grouping(patches: Patches) -> None:

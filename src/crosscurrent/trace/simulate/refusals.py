@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from crosscurrent.trace.simulate.patches import Patches
+    from crosscurrent.trace.patches import Patches
     from crosscurrent.trace.simulate.simulation import Simulation
 
 _SIMULATED = """

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _python_dispatch
 
 from crosscurrent.checks import whole_number
+from crosscurrent.trace.patches import Patches
 from crosscurrent.trace.simulate.capture import Captures
 from crosscurrent.trace.simulate.clock import Clock
 from crosscurrent.trace.simulate.current import active, make_active
@@ -22,7 +23,6 @@ from crosscurrent.trace.simulate.environment import Environment
 from crosscurrent.trace.simulate.generators import RandomNumbers
 from crosscurrent.trace.simulate.install import install
 from crosscurrent.trace.simulate.memory import DEFAULT_CAPACITY, Memory
-from crosscurrent.trace.simulate.patches import Patches
 from crosscurrent.trace.simulate.queues import Queue, Queues
 from crosscurrent.trace.simulate.streams import Event, query_cost
 from crosscurrent.trace.simulate.taps import Taps
@@ -78,7 +78,7 @@ class Simulation:
             install(self, self._patches)
             self.mode.__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
-            self._patches.restore()
+            self._patches.close()
             raise
         make_active(self)
         self.is_active = True
@@ -98,7 +98,7 @@ class Simulation:
         try:
             self.mode.__exit__(exc_type, exc_value, traceback)  # type: ignore[no-untyped-call]
         finally:
-            self._patches.restore()
+            self._patches.close()
 
     def _check_leaving(self) -> None:
         if not self.is_active:

@@ -1,10 +1,14 @@
-"""Results to the last bit: how they are compared.
+"""Results to the last bit: how they are compared, and how they come out the same each time.
 
 Bits and not values count, since NaN equals nothing and -0 equals 0. Here a NaN is the same as one of the same
 bits: whoever promises that there is none has to look for it, too.
 """
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -29,6 +33,27 @@ def difference(one: Tensor, other: Tensor) -> str | None:
     said = f"{int(apart.sum())} of {one.numel()} elements differ, by up to {float(distance):.6g}"
     nan = int(one.isnan().sum()), int(other.isnan().sum())
     return f"{said}; {nan[0]} and {nan[1]} NaN" if any(nan) else said
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Only kernels that give the same bits each time: on a GPU some add with atomics otherwise."""
+    ask_cublas()
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+
+
+def ask_cublas() -> None:
+    """Ask cuBLAS for the same bits each time; without that PyTorch refuses to call it deterministically.
+
+    To be called before cuBLAS is first used, which is when it looks.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def _bytes(tensor: Tensor) -> Tensor:

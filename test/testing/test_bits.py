@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 import torch
 from torch import Tensor
 
-from crosscurrent.bits import difference, same_bits
+from crosscurrent.bits import deterministic, difference, same_bits
 
 QUIET, OTHER_NAN = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
 
@@ -51,3 +52,21 @@ def test_on_a_device_as_well() -> None:
     other[1, 2] = -0.0
     assert not same_bits(one.T, other.T)
     assert difference(one, other) == "1 of 6 elements differ, by up to 0"
+
+
+def test_pytorch_is_as_strict_afterwards_as_before() -> None:
+    def strictness() -> tuple[bool, bool]:
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with deterministic():
+            assert strictness() == (True, False)
+            assert "CUBLAS_WORKSPACE_CONFIG" in os.environ
+        assert strictness() == (True, True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert strictness() == (False, False)

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -38,11 +37,11 @@ from crosscurrent.bench.configurations import Configuration
 from crosscurrent.bench.counts import count
 from crosscurrent.bench.measurements import FlagResult, Peaks, Profile, Result, StepTimes
 from crosscurrent.bench.roofline import roofline
+from crosscurrent.bits import ask_cublas, deterministic
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.model.transformer import Head, Transformer
 from crosscurrent.report.overlap import Overlap
 from crosscurrent.report.profile import overlap
-from crosscurrent.suite.experiment import deterministic
 from crosscurrent.trace.simulate import active, simulate
 
 logger = logging.getLogger(__name__)
@@ -53,9 +52,8 @@ STAGES = 5
 
 def run(configuration: Configuration, *, on_stage: Callable[[str], None] = lambda _: None) -> Result:
     """Measure a configuration on this machine's CUDA device, or on a simulated one if it says so."""
-    # cuBLAS reads it once, when it is first used; PyTorch asks for it under deterministic algorithms. On
-    # the GPUs of today it is also the default, so that it changes no timing.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Bits are compared later. On the GPUs of today this is also the default, so that it changes no timing.
+    ask_cublas()
 
     def tell(stage: str) -> None:
         logger.info("%s: %s", configuration.name, stage)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from crosscurrent.bits import deterministic
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.kvcache.names import BufferKind
 from crosscurrent.kvcache.quantize import make_quantizer, round_trip
 from crosscurrent.suite.experiment import (
     Measurement,
     cache_config,
-    deterministic,
     gradient_args,
     make_batches,
     make_parts,

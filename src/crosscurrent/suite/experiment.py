@@ -6,9 +6,7 @@ chunk of a single token, batches of different length, targets shorter than their
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -132,16 +130,3 @@ def differences(off: Mapping[str, Tensor], on: Mapping[str, Tensor]) -> list[str
         for name, value in off.items()
     }
     return [f"{name}: {what}" for name, what in said.items() if what]
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """Only kernels that give the same bits each time: on a GPU some add with atomics otherwise."""
-    # cuBLAS reads this when it is first used. Without it PyTorch refuses to call it deterministically.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from crosscurrent.bits import deterministic
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.races.findings import Finding
 from crosscurrent.schedules import Prover, RandomWalk, explore
@@ -19,7 +20,7 @@ from crosscurrent.stress.delays import delays
 from crosscurrent.stress.history import PAST_RACES, PastRace, Shown, Told
 from crosscurrent.stress.lanes import roles_in
 from crosscurrent.stress.plans import DelayConfig, How, Target
-from crosscurrent.suite.experiment import deterministic, differences, make_batches
+from crosscurrent.suite.experiment import differences, make_batches
 from crosscurrent.suite.layer import Outcome
 from crosscurrent.suite.recorded import (
     Batches,

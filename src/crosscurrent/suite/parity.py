@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from crosscurrent.bits import deterministic
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.suite.experiment import (
     Measurement,
     cache_config,
-    deterministic,
     differences,
     gradient_args,
     make_batches,

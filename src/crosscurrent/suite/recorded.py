@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crosscurrent.bits import deterministic
 from crosscurrent.gradient.accumulator import GradientAccumulator
 from crosscurrent.gradient.backward_pass import BackwardPass
 from crosscurrent.gradient.forward_pass import ForwardPass
@@ -23,7 +24,7 @@ from crosscurrent.gradient.traffic import Traffic
 from crosscurrent.gradient.transfer import Lanes
 from crosscurrent.races.watch import Watch, watch
 from crosscurrent.schedules import Program, keep_values
-from crosscurrent.suite.experiment import cache_config, deterministic, gradient_args, make_parts
+from crosscurrent.suite.experiment import cache_config, gradient_args, make_parts
 from crosscurrent.suite.scenario import Scenario
 from crosscurrent.trace.patches import Patches
 from crosscurrent.trace.simulate import active

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from crosscurrent.bits import deterministic
 from crosscurrent.errors import WrongUseError
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.long_context import LongContextGradientModel
@@ -32,7 +33,6 @@ from crosscurrent.stress.lanes import OTHER
 from crosscurrent.stress.plans import plan_of
 from crosscurrent.suite.experiment import (
     cache_config,
-    deterministic,
     gradient_args,
     make_batches,
     make_parts,

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from crosscurrent.bits import deterministic
 from crosscurrent.gradient import transfer
 from crosscurrent.gradient.checkpoints import CellKey
 from crosscurrent.gradient.long_context import LongContextGradientModel
@@ -21,7 +22,7 @@ from crosscurrent.gradient.store import CheckpointStore
 from crosscurrent.gradient.transfer import HostBuffer, Incoming, Outgoing
 from crosscurrent.races.watch import watch
 from crosscurrent.stress.mutations import Mutant
-from crosscurrent.suite.experiment import deterministic, differences, make_batches
+from crosscurrent.suite.experiment import differences, make_batches
 from crosscurrent.suite.recorded import make_model, on_host, racy, replaced, steps
 from crosscurrent.suite.scenario import Scenario
 

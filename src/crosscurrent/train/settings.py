@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -12,25 +11,23 @@ from typing import Literal
 import torch
 from torch import nn
 
+from crosscurrent.bits import deterministic
+
 
 @contextmanager
 def reproducible(run: RunArgs, device: torch.device) -> Iterator[None]:
     """Compute in the way that the settings ask for; afterwards, PyTorch is as it was."""
     num_threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    asked = run.deterministic and device.type == "cuda"
     torch.set_num_threads(run.num_threads)
-    if run.deterministic and device.type == "cuda":
-        # cuBLAS reads this when it is first used. Without it PyTorch refuses to call it deterministically.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        # All memory is written before it is read; filling it first would only cost time.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # All memory is written before it is read; filling it first would only cost time.
+    torch.utils.deterministic.fill_uninitialized_memory = filling and not asked  # type: ignore[attr-defined]
     try:
-        yield
+        with deterministic() if asked else nullcontext():
+            yield
     finally:
         torch.set_num_threads(num_threads)
-        torch.use_deterministic_algorithms(deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
 
 

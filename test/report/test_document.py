@@ -56,7 +56,7 @@ def side_stream_copy(*, wait: bool) -> None:
 def test_a_watch_becomes_a_report(wait: bool) -> None:
     with crosscurrent.simulate(), crosscurrent.watch(trace=True) as watch:
         side_stream_copy(wait=wait)
-    report = report_of(watch, title="copy", simulated=True, traced=True, advise=True)
+    report = report_of(watch, title="copy", simulated=True, advise=True)
     assert report.verdict is (Verdict.RACE_FREE if wait else Verdict.RACES)
     assert list(report.findings) == watch.findings
     assert list(report.records) == watch.records

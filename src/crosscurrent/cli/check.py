@@ -101,7 +101,6 @@ def run(arguments: Namespace) -> int:
                     watch,
                     title=" ".join([script.program, *script.arguments]),
                     simulated=arguments.simulate,
-                    traced=traced,
                     command=command_of(parser(), arguments),
                     advise=arguments.advice,
                 )

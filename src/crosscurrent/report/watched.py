@@ -17,14 +17,13 @@ def report_of(
     *,
     title: str,
     simulated: bool,
-    traced: bool = False,
     command: str = "",
     advise: bool = False,
 ) -> Report:
     """What a watch saw, as a report to render.
 
-    ``traced`` says that the watch kept its trace, which the timeline and the advice need; ``advise``
-    asks which sync calls are needed, which takes longer the more there are.
+    If the watch kept its trace there is a timeline, and advice: ``advise`` asks which sync calls are needed,
+    which takes longer the more there are.
     """
     findings = tuple(watch.findings)
     idle = watch.idle_waits
@@ -42,10 +41,10 @@ def report_of(
         unknown=unknown,
         # Nothing is to be done about an allocation that is where it should be.
         advice=tuple(item for item in watch.advice if item.kind != "allocation" or item.site not in set_up)
-        if traced and advise
+        if watch.keeps_trace and advise
         else None,
         info=watch.info,
-        records=tuple(watch.records) if traced else (),
+        records=tuple(watch.records) if watch.keeps_trace else (),
         simulated=simulated,
         environment=environment(simulated=simulated),
         command=command,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -107,6 +108,14 @@ def test_the_parts_of_a_search_make_the_whole(racy: Program, workers: int) -> No
 def test_processes_find_what_one_process_finds(racy: Program) -> None:
     strategies = [RandomWalk(count=20), PCT(count=10)]
     assert spread(racy, strategies, Processes(workers=2)) == spread(racy, strategies, Serial())
+
+
+def test_there_are_as_many_processes_as_cores_on_systems_without_affinity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert Processes().num_workers == 3
 
 
 def test_how_far_a_search_has_come_is_told(racy: Program, monkeypatch: pytest.MonkeyPatch) -> None:

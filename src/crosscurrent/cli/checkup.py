@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import re
 import shutil
@@ -15,6 +14,8 @@ from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from crosscurrent.cores import num_cores
 
 TIMEOUT = 120
 """Seconds after which a program that is tried counts as broken. It takes one or two."""
@@ -57,13 +58,7 @@ def examine(name: str, examination: Callable[[], Seen]) -> Finding:
 
 def _python() -> Seen:
     said = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    return State.WORKS, f"{said}, {len(_cores())} core(s)", ""
-
-
-def _cores() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
+    return State.WORKS, f"{said}, {num_cores()} core(s)", ""
 
 
 def _torch() -> Seen:

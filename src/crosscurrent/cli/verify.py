@@ -14,6 +14,7 @@ from crosscurrent.cli.console import progress, say, show_table
 from crosscurrent.cli.exits import ExitCode, WrongUseError
 from crosscurrent.cli.files import result_files, write_json
 from crosscurrent.cli.verify_report import as_report
+from crosscurrent.cores import num_cores
 
 if TYPE_CHECKING:
     from crosscurrent.suite.layer import Layer
@@ -131,7 +132,7 @@ def _run(
 
     if workers is None:
         quick = all(layer.name in QUICK for layer in layers)
-        workers = 1 if quick or cuda is not verification.Cuda.SIMULATED else verification.num_cores()
+        workers = 1 if quick or cuda is not verification.Cuda.SIMULATED else num_cores()
     workers = min(workers, len(verification.questions(layers, chosen)))
     if workers == 1:
         return verification.run(layers, chosen, cuda)

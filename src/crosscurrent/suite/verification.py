@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -108,13 +107,6 @@ def _result_of(done: Future[Result], layer: Layer, scenario: Scenario) -> Result
         return Result(
             layer=layer.name, scenario=scenario, outcome=Outcome(Verdict.NOT_RUN, gone), seconds=0.0
         )
-
-
-def num_cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def overall(results: Sequence[Result]) -> Verdict:

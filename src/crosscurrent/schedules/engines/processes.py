@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from typing import Any
 
+from crosscurrent.cores import num_cores
 from crosscurrent.schedules.engines.counting import EVERY, Told
 from crosscurrent.schedules.engines.worker import packed, work
 from crosscurrent.schedules.explore import Exploration, Share
@@ -21,7 +21,7 @@ class Processes:
     def __init__(self, *, workers: int | None = None) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
-        self.num_workers = workers or len(os.sched_getaffinity(0))
+        self.num_workers = workers or num_cores()
         """How many shares run at a time."""
 
     def run(

@@ -9,6 +9,7 @@ import pytest
 
 from crosscurrent.cli.exits import WrongUseError
 from crosscurrent.cli.files import result_file, result_files, write_json
+from crosscurrent.files import in_one_act
 
 
 def test_no_file_asked_for_is_no_file() -> None:
@@ -49,6 +50,17 @@ def test_content_that_is_no_json_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(tmp_path / "out.json", {"a": object()})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_cut_short_leaves_the_file_of_before(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(KeyboardInterrupt), in_one_act(tmp_path / "file") as partial:
+        partial.write_text("half of the n")
+        raise KeyboardInterrupt
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
+    with in_one_act(tmp_path / "file") as partial:
+        partial.write_text("new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "new")]
 
 
 def test_what_is_read_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from crosscurrent.cli.exits import WrongUseError
+from crosscurrent.files import in_one_act, partial_of
 
 
 def result_file(name: str | None, *, inputs: Iterable[str] = ()) -> Path | None:
@@ -35,19 +36,8 @@ def result_files(*names: str | None, inputs: Iterable[str] = ()) -> tuple[Path |
 
 def write_json(path: Path, content: object) -> None:
     """Write the file in one act."""
-    in_one_act(
-        path, lambda partial: partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    )
-
-
-def in_one_act(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside, and put it in its place when it is whole."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with in_one_act(path) as partial:
+        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _writable(name: str, inputs: Iterable[str]) -> Path:
@@ -74,7 +64,7 @@ def _writable(name: str, inputs: Iterable[str]) -> Path:
 
 def _require_room(path: Path) -> None:
     """Try it: permissions do not tell of read-only file systems, quotas and names that are too long."""
-    trial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    trial = partial_of(path)
     try:
         trial.touch()
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crosscurrent.cli.console import progress
-from crosscurrent.cli.files import in_one_act
+from crosscurrent.files import in_one_act
 
 if TYPE_CHECKING:
     from crosscurrent.races.findings import Finding
@@ -75,9 +75,9 @@ class Proof:
         from crosscurrent.schedules import save
 
         try:
-            with progress(transient=True, share=True) as bar:
+            with progress(transient=True, share=True) as bar, in_one_act(self._path) as path:
                 told = partial(bar.count, bar.begin("save program", total=None))
-                in_one_act(self._path, partial(save, self._proving.program, told=told))
+                save(self._proving.program, path, told=told)
         except (ValueError, OSError) as error:  # something that lives in this process only; a full disk
             self.not_saved = str(error)
             self.remarks.append(f"the program was not saved: {error}")

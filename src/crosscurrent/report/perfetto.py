@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from crosscurrent.files import in_one_act
 from crosscurrent.report.document import Report
 from crosscurrent.report.slices import Slice, Slices, slices_of
 from crosscurrent.report.source import place_of, shape_of
@@ -39,12 +39,8 @@ def write(report: Report, path: Path) -> None:
     """
     if not report.records:
         raise ValueError("this report has no trace to write; keep it with crosscurrent.watch(trace=True)")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with in_one_act(path) as partial:
         partial.write_text(render(report), encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def render(report: Report) -> str:

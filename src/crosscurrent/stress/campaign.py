@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from crosscurrent.errors import WrongUseError
+from crosscurrent.files import in_one_act
 
 logger = logging.getLogger(__name__)
 
@@ -186,12 +186,8 @@ class Account:
             "done": self._done,
             "failures": [asdict(failure) for failure in self._failures],
         }
-        partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
-        try:
+        with in_one_act(self.path) as partial:
             partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
-            os.replace(partial, self.path)
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def code_fingerprint() -> str:

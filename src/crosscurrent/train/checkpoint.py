@@ -19,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from crosscurrent.files import in_one_act
+
 FORMAT = "crosscurrent training state"
 VERSION = "1"
 
@@ -46,16 +48,12 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "run": json.dumps(dict(checkpoint.run), sort_keys=True),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with in_one_act(path) as partial:
         save_file(
             {name: tensor.contiguous() for name, tensor in checkpoint.tensors.items()}, partial, metadata
         )
         _flush(partial)
-        os.replace(partial, path)
-        _flush(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+    _flush(path.parent)
 
 
 def load(path: Path) -> Checkpoint:

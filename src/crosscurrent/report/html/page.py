@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from importlib.resources import files
 from pathlib import Path
 
+from crosscurrent.files import in_one_act
 from crosscurrent.report.document import Report, Verdict
 from crosscurrent.report.html.findings import findings, prose
 from crosscurrent.report.html.markup import Child, Markup, element
@@ -23,13 +23,9 @@ from crosscurrent.report.source import time_of
 
 def write(report: Report, path: Path) -> None:
     """Write the page in one act: a reader never finds half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with in_one_act(path) as partial:
         # Names of files that are no text (undecodable bytes) must not cost the report.
         partial.write_text(render(report), encoding="utf-8", errors="backslashreplace")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def render(report: Report) -> str:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from crosscurrent.races.blocks import SMALL_BLOCK
 from crosscurrent.schedules.conflicts import conflicts
 from crosscurrent.schedules.order import PartialOrder
-from crosscurrent.schedules.reuse import SMALL, Reuse, best_fit, candidates, check, places
+from crosscurrent.schedules.reuse import Reuse, best_fit, candidates, check, places
 
 if TYPE_CHECKING:
     from .conftest import Script
@@ -46,7 +47,7 @@ def test_a_block_whose_uses_all_come_before_those_of_the_next_is_no_matter(scrip
     [
         {"lane": SIDE},  # another stream's pool
         {"pinned": True},  # another kind of memory
-        {"nbytes": SMALL + 512},  # the pool of large blocks
+        {"nbytes": SMALL_BLOCK + 512},  # the pool of large blocks
         {"fresh": False},  # older than the trace
     ],
     ids=lambda how: next(iter(how)),

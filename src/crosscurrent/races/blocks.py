@@ -36,13 +36,14 @@ from typing import Final, NamedTuple
 from crosscurrent.races.causes import Freed
 from crosscurrent.races.clocks import Clock
 from crosscurrent.races.regions import Cover, contains
-from crosscurrent.trace.records import HOST, Access, MemoryKind, Op, Region
+from crosscurrent.trace.records import HOST, Access, Alloc, MemoryKind, Op, Region
 
 MOST_SPARE: Final = 256
 """Blocks that a pool keeps to use again."""
 
 SMALL_BLOCK: Final = 1 << 20
-"""Largest block, in bytes, that PyTorch's caching allocator serves from its pool of small blocks."""
+"""Largest block, in bytes, that PyTorch's caching allocator serves from its pool of small blocks
+(``kSmallSize``)."""
 
 REGIONS = 32
 """Regions of a block remembered for a lane before the first look for some to forget."""
@@ -174,6 +175,15 @@ NOT_OWED: Final[Owed] = (NEVER, -1, -1, -1)
 Key = tuple[bool] | tuple[bool, str, int, int]
 """What residue of a lane is kept apart: by whether it wrote, and by op, call site, and call site of the
 allocation, where the pool's own lane may still run into it."""
+
+
+def pool_of(alloc: Alloc) -> tuple[int, bool]:
+    """The allocator's pool that a block comes from, and goes back to: its lane, and whether it is for small
+    blocks. There is one for all pinned memory, which belongs to no stream, and is the host's when it is
+    handed out."""
+    if alloc.memory is MemoryKind.PINNED:
+        return HOST, False
+    return alloc.lane, alloc.nbytes <= SMALL_BLOCK
 
 
 class Pool:

@@ -296,8 +296,8 @@ class Detector(Sink):
         self, index: int, number: int, owner: int, nbytes: int, memory: MemoryKind, site: int, fresh: bool
     ) -> None:
         """Take in the next record, an ``Alloc``."""
+        # As ``pool_of`` says, without a call.
         if memory is _PINNED:
-            # One pool for all: a pinned block belongs to no stream, and is the host's when it is handed out.
             owner = HOST
             pools = self._pinned
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from crosscurrent.races.blocks import SMALL_BLOCK
+from crosscurrent.races.blocks import pool_of
 from crosscurrent.races.causes import Freed, RaceKind
 from crosscurrent.races.regions import Overlap, overlap
 from crosscurrent.races.skeleton import Conflict, Edge, GivenBack, Mark, Need, Pool, Reuse, Skeleton
@@ -62,7 +62,7 @@ class _Builder:
         self.skeleton = Skeleton(num_lanes)
         self._epochs = [0] * num_lanes
         self._blocks: dict[int, _Block] = {}
-        self._pools: dict[tuple[MemoryKind, int, bool], Pool] = {}
+        self._pools: dict[tuple[int, bool], Pool] = {}
         self._needed: dict[tuple[int, int], int] = {}
 
     def feed(self, record: Record) -> None:
@@ -161,12 +161,10 @@ class _Builder:
         }
 
     def _alloc(self, alloc: Alloc) -> None:
-        pinned = alloc.memory is MemoryKind.PINNED
-        owner = HOST if pinned else alloc.lane
-        key = (alloc.memory, owner, not pinned and alloc.nbytes <= SMALL_BLOCK)
+        key = pool_of(alloc)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = Pool(alloc.memory, owner)
+            pool = self._pools[key] = Pool(alloc.memory, key[0])
         block = self._blocks[alloc.block] = _Block(pool, alloc.memory, alloc.nbytes, alloc.site)
         if alloc.fresh:
             block.number = pool.num_given_back

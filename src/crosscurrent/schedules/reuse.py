@@ -15,14 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import le
 from typing import NamedTuple
 
+from crosscurrent.races.blocks import pool_of
 from crosscurrent.schedules.order import PartialOrder, bounds
-from crosscurrent.trace.records import Alloc, Free, MemoryKind, Op, Record, UseStream
+from crosscurrent.trace.records import Alloc, Free, Op, Record, UseStream
 
 GRANULARITY = 512
 """Bytes to which the caching allocator rounds (``kMinBlockSize``)."""
-
-SMALL = 1 << 20
-"""Bytes up to which a block comes from the small pool (``kSmallSize``)."""
 
 
 class Reuse(NamedTuple):
@@ -38,7 +36,7 @@ class Block(NamedTuple):
 
     number: int
     nbytes: int
-    pool: tuple[object, ...]
+    pool: tuple[int, bool]
     fresh: bool
     start: int
     stop: int | None
@@ -50,7 +48,7 @@ def blocks_of(records: Iterable[Record]) -> dict[int, Block]:
     for record in records:
         if isinstance(record, Alloc):
             blocks[record.block] = Block(
-                record.block, record.nbytes, _pool(record), record.fresh, record.index, None
+                record.block, record.nbytes, pool_of(record), record.fresh, record.index, None
             )
         elif isinstance(record, Free) and record.block in blocks:
             blocks[record.block] = blocks[record.block]._replace(stop=record.index)
@@ -140,9 +138,3 @@ def places(records: Sequence[Record], reuse: Sequence[Reuse]) -> dict[int, tuple
                 raise ValueError(f"block {block} would lie on block {other.number}, which is in use")
         inside.append(blocks[block])
     return where
-
-
-def _pool(alloc: Alloc) -> tuple[object, ...]:
-    if alloc.memory is MemoryKind.PINNED:
-        return (MemoryKind.PINNED,)
-    return (alloc.lane, alloc.nbytes <= SMALL)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crosscurrent.races.blocks import SMALL_BLOCK
+from crosscurrent.races.blocks import pool_of
 from crosscurrent.trace.records import Access, Alloc, DropEvent, Free, MemoryKind, Op, Record, UseStream
 
 _NEVER = 1 << 62
@@ -91,7 +91,7 @@ def _follow(records: Sequence[Record], private: set[int]) -> dict[int, _Private]
                     shared = True
             stretch += shared
         elif isinstance(record, Alloc) and record.block in private:
-            blocks[record.block] = _Private((record.lane, record.nbytes <= SMALL_BLOCK), stretch)
+            blocks[record.block] = _Private(pool_of(record), stretch)
         elif isinstance(record, Free) and record.block in private:
             blocks[record.block].freed_in = stretch
         elif not isinstance(record, DropEvent):

@@ -66,7 +66,7 @@ class Clocks:
             self._grow(lane)
         clock = self._clocks[lane]
         if lane != HOST:
-            _take_in(clock, self._clocks[HOST])
+            take_in(clock, self._clocks[HOST])
         self._taken_in[lane] = self._host_version
         return clock
 
@@ -105,7 +105,7 @@ class Clocks:
         return None
 
     def _join(self, lane: int, clock: Sequence[int]) -> None:
-        if _take_in(self.of(lane), clock) and lane == HOST:
+        if take_in(self.of(lane), clock) and lane == HOST:
             self._host_version += 1
             self._taken_in[HOST] = self._host_version
 
@@ -127,7 +127,7 @@ class Clocks:
         self._sweep_at = max(1024, 2 * len(self._recordings))
 
 
-def _take_in(clock: Clock, other: Sequence[int]) -> bool:
+def take_in(clock: Clock, other: Sequence[int]) -> bool:
     """Make ``clock`` the later of the two in every lane; whether that changed it."""
     changed = False
     # A recording made before a lane appeared is shorter, and knows nothing of that lane.

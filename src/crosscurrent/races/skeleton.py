@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from crosscurrent.races.causes import Cause, Context, Freed, RaceKind
+from crosscurrent.races.clocks import Clock, take_in
 from crosscurrent.trace.records import HOST, Access, HostWait, MemoryKind, Op, WaitEvent
 
-Clock = list[int]
 Residue = dict[tuple[int, bool], int]
 """The last epochs of each lane's reads and of its writes that may still run on freed memory."""
 
@@ -151,13 +151,13 @@ class Run:
         """Let an edge take effect."""
         if edge.event is None:
             for lane, epoch in edge.work:
-                self._take_in(edge.lane, self._work(lane, epoch))
+                take_in(self.clocks[edge.lane], self._work(lane, epoch))
         else:
             clock = self.marks.get(edge.event)
             if clock is None and self._recorded is not None:
                 clock = self._recorded.marks.get(edge.event)
             if clock is not None:
-                self._take_in(edge.lane, clock)
+                take_in(self.clocks[edge.lane], clock)
 
     def give_back(self, item: GivenBack) -> bool:
         """Add what a block's users left to its pool; whether that is what it was in the recorded run."""
@@ -198,12 +198,6 @@ class Run:
         clock = list(map(max, self.clocks[lane], host))
         clock[lane] = max(clock[lane], epoch)
         return clock
-
-    def _take_in(self, lane: int, other: Clock) -> None:
-        clock = self.clocks[lane]
-        for index, epoch in enumerate(other):
-            if epoch > clock[index]:
-                clock[index] = epoch
 
 
 class Skeleton:

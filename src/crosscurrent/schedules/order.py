@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 
+from crosscurrent.races.clocks import take_in
 from crosscurrent.trace.records import (
     HOST,
     Alloc,
@@ -235,8 +236,5 @@ class _Builder:
 
 
 def _join(into: list[int], clock: Sequence[int]) -> None:
-    if len(into) < len(clock):
-        into.extend([0] * (len(clock) - len(into)))
-    for lane, count in enumerate(clock):
-        if count > into[lane]:
-            into[lane] = count
+    into.extend([0] * (len(clock) - len(into)))
+    take_in(into, clock)

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 from jsonargparse import ArgumentParser, Namespace
 
 from crosscurrent.cli.arguments import command_of, command_parser
-from crosscurrent.cli.console import error_output, progress
-from crosscurrent.cli.exits import ExitCode, WrongUseError
+from crosscurrent.cli.console import progress
+from crosscurrent.cli.exits import ExitCode
 from crosscurrent.cli.files import result_files, write_json
+from crosscurrent.cli.program import enter_cuda, program_as_json, show
 from crosscurrent.cli.proof import Proof, proof_as_json
-from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script, add_program, flush_output
+from crosscurrent.cli.script import INTERRUPT_STATUS, Ending, Script, add_program
 from crosscurrent.cli.script import run as run_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from crosscurrent.races.watch import Watch
     from crosscurrent.report.document import Report, Verdict
@@ -75,12 +76,11 @@ def run(arguments: Namespace) -> int:
     script = Script.of(arguments)
     script.require_runnable()
     files = _Files.of(arguments, script)
-    proves = arguments.prove or files.program is not None
-    traced = proves or arguments.advice or files.html is not None or files.perfetto is not None
-    process = os.getpid()
+    process, command = os.getpid(), command_of(parser(), arguments)
 
     with ExitStack() as contexts:
-        watch, proving = _enter(contexts, arguments, traced=traced, proves=proves)
+        enter_cuda(contexts, arguments, otherwise="to watch; --simulate runs the program on simulated CUDA")
+        watch, proving = _watch(contexts, arguments)
         proof = Proof(proving, saves_to=arguments.save, path=files.program, shows=arguments.prove)
 
         def conclude(ending: Ending) -> int:
@@ -94,14 +94,14 @@ def run(arguments: Namespace) -> int:
             with bar:
                 task = bar.begin("report", total=files.num_written + 1)
                 if files.json is not None:
-                    document = _as_json(watch, script, ending, code, arguments)
+                    document = _as_json(watch, ending, code, arguments)
                     write_json(files.json, document | proof_as_json(document, findings, proof))
                     bar.advance(task)
                 report = report_of(
                     watch,
                     title=" ".join([script.program, *script.arguments]),
                     simulated=arguments.simulate,
-                    command=command_of(parser(), arguments),
+                    command=command,
                     advise=arguments.advice,
                 )
                 bar.advance(task)
@@ -109,7 +109,11 @@ def run(arguments: Namespace) -> int:
                     report, verdict=_verdict(code), findings=tuple(findings), replay=proof.replay_command
                 )
                 _write(report, files, partial(bar.advance, task))
-            _show(report, ending, files, proof.remarks)
+            if files.perfetto is not None and not report.records:
+                proof.remarks.append(
+                    f"nothing was written to {files.perfetto}: the program did nothing to be seen"
+                )
+            show(report, ending, proof.remarks, seen="what it did not reach was not looked at")
             return code
 
         def conclude_now(ending: Ending) -> int:
@@ -145,25 +149,14 @@ class _Files:
         return cls(json=json, html=html, perfetto=perfetto, program=program)
 
 
-def _enter(
-    contexts: ExitStack, arguments: Namespace, *, traced: bool, proves: bool
-) -> tuple[Watch, Proving | None]:
-    import torch
-
+def _watch(contexts: ExitStack, arguments: Namespace) -> tuple[Watch, Proving | None]:
+    """A watch that keeps what is asked for: values, the trace, or findings alone."""
     import crosscurrent
 
-    if not arguments.simulate and not torch.cuda.is_available():
-        raise WrongUseError(
-            "this machine has no CUDA device to watch; --simulate runs the program on simulated CUDA"
-        )
-    if arguments.simulate:
-        try:
-            contexts.enter_context(crosscurrent.simulate(devices=arguments.devices))
-        except (ValueError, RuntimeError) as error:
-            raise WrongUseError(f"{error}") from error
-    if proves:
+    if arguments.prove or arguments.save is not None:
         proving = contexts.enter_context(crosscurrent.proving(full_stack=arguments.full_stack))
         return proving.watch, proving
+    traced = arguments.advice or arguments.html is not None or arguments.perfetto is not None
     return contexts.enter_context(crosscurrent.watch(trace=traced, full_stack=arguments.full_stack)), None
 
 
@@ -177,23 +170,6 @@ def _write(report: Report, files: _Files, advance: Callable[[], None]) -> None:
     if files.perfetto is not None and report.records:
         perfetto.write(report, files.perfetto)
         advance()
-
-
-def _show(report: Report, ending: Ending, files: _Files, remarks: Sequence[str]) -> None:
-    """Show the report in the terminal."""
-    from crosscurrent.report import text
-
-    if files.perfetto is not None and not report.records:
-        remarks = [*remarks, f"nothing was written to {files.perfetto}: the program did nothing to be seen"]
-    flush_output()
-    text.show(report, error_output())
-    for remark in remarks:
-        sys.stderr.write(f"\n{remark}\n")
-    if ending.failed:
-        sys.stderr.write(
-            f"\nthe program itself failed ({ending.why}): what it did not reach was not looked at\n"
-        )
-    sys.stderr.flush()
 
 
 def _verdict(code: int) -> Verdict:
@@ -215,27 +191,12 @@ def _exit_code(watch: Watch, ending: Ending, proof: Proof) -> int:
     return ExitCode.NO_VERDICT if watch.unknown or proof.not_saved else ExitCode.GOOD
 
 
-def _as_json(
-    watch: Watch, script: Script, ending: Ending, code: int, arguments: Namespace
-) -> dict[str, object]:
+def _as_json(watch: Watch, ending: Ending, code: int, arguments: Namespace) -> dict[str, object]:
     """The document of the watch, and what was run."""
-    import torch
-
-    from crosscurrent import __version__
-
     verdicts = {ExitCode.GOOD: "no race", ExitCode.BAD: "races"}
     return {
         "format": "crosscurrent check",
         "verdict": verdicts.get(ExitCode(code), "no verdict"),
-        "crosscurrent": __version__,
-        "torch": torch.__version__,
-        "simulated": arguments.simulate,
-        "program": {
-            "name": script.program,
-            "module": script.is_module,
-            "arguments": list(script.arguments),
-            "exit_status": ending.status,
-            "error": ending.error,
-        },
+        **program_as_json(arguments, ending),
         **watch.to_json(advice=arguments.advice),
     }

@@ -9,7 +9,7 @@ from crosscurrent.stress.delays import delays
 from crosscurrent.stress.history import PAST_RACES, PastRace, Shown, history_table
 from crosscurrent.stress.lanes import roles_in
 from crosscurrent.stress.plans import DelayConfig, How, Target
-from crosscurrent.suite.experiment import differences
+from crosscurrent.suite.experiment import differences, make_model
 from crosscurrent.suite.history import (
     WHERE,
     History,
@@ -22,7 +22,7 @@ from crosscurrent.suite.history import (
     witnessed,
 )
 from crosscurrent.suite.layer import Verdict
-from crosscurrent.suite.recorded import make_model, on_host, record, steps
+from crosscurrent.suite.recorded import on_host, record, steps
 from crosscurrent.suite.scenario import Scenario, scenarios
 from crosscurrent.suite.variants import VARIANTS
 

@@ -23,7 +23,7 @@ from crosscurrent.stress.mutations import (
     thinned,
 )
 from crosscurrent.suite import structure
-from crosscurrent.suite.experiment import make_batches
+from crosscurrent.suite.experiment import make_batches, make_model
 from crosscurrent.suite.layer import Verdict
 from crosscurrent.suite.mutations import (
     Mutations,
@@ -36,7 +36,7 @@ from crosscurrent.suite.mutations import (
     sample,
     witness_of,
 )
-from crosscurrent.suite.recorded import Part, Recording, make_model, record, replaced
+from crosscurrent.suite.recorded import Part, Recording, record, replaced
 from crosscurrent.suite.scenario import Scenario, scenarios
 from crosscurrent.suite.structure import (
     DOUBLE_BUFFERS,

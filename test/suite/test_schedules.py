@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from crosscurrent.stress.edges import drop_edge
-from crosscurrent.suite.experiment import make_batches
+from crosscurrent.suite.experiment import make_batches, make_model
 from crosscurrent.suite.layer import Verdict
-from crosscurrent.suite.recorded import make_model, record
+from crosscurrent.suite.recorded import record
 from crosscurrent.suite.scenario import WITH_GRAPHS, Scenario, scenarios
 from crosscurrent.suite.schedules import Schedules, judge
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import crosscurrent
-from crosscurrent.suite.experiment import make_batches
-from crosscurrent.suite.recorded import make_model
+from crosscurrent.suite.experiment import make_batches, make_model
 from crosscurrent.suite.scenario import WITH_GRAPHS
 
 Run = Callable[..., crosscurrent.Watch]

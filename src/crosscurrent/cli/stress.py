@@ -264,7 +264,8 @@ def _scenarios(arguments: Namespace) -> list[Scenario]:
 def _cases(
     arguments: Namespace, scenarios: Sequence[Scenario], options: StressOptions, cuda: Cuda
 ) -> list[GradientCase]:
-    from crosscurrent.suite.stressed import CHECKPOINTS, cases
+    from crosscurrent.suite.scenario import CHECKPOINTS
+    from crosscurrent.suite.stressed import cases
 
     checkpoints = _known("kind of checkpoint", _names(arguments.checkpoints, CHECKPOINTS), CHECKPOINTS)
     return cases(scenarios, options, cuda, checkpoints)

@@ -18,6 +18,7 @@ from crosscurrent.suite.experiment import (
     cache_config,
     gradient_args,
     make_batches,
+    make_model,
     make_parts,
     measure,
 )
@@ -73,13 +74,7 @@ class Contracts:
     def _pinned(self, scenario: Scenario) -> Outcome:
         gc.collect()  # what is garbage now would give its addresses to others later
         before = set(_pinned_blocks())
-        model = LongContextGradientModel(
-            *make_parts(dtype=torch.float32, device="cuda"),
-            cache=cache_config(scenario),
-            grad=gradient_args(
-                layer_inputs=scenario.quantizer, kv_checkpoints=scenario.quantizer, pinned=True, flag=True
-            ),
-        )
+        model = make_model(scenario)
         budget = model.pinned_budget(batch_size=BATCH_SIZE, sequence_length=max(LENGTHS))
         longest_first = make_batches()
         measure(model, longest_first[:1])

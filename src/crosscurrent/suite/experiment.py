@@ -6,7 +6,7 @@ chunk of a single token, batches of different length, targets shorter than their
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from crosscurrent.kvcache.names import BufferKind, CacheConfig, PolicyKind
 from crosscurrent.kvcache.replay_log import ReplayLog
 from crosscurrent.model.config import ModelConfig
 from crosscurrent.model.transformer import Head, Transformer
-from crosscurrent.suite.scenario import Scenario
+from crosscurrent.suite.scenario import CHECKPOINTS, Scenario
 
 MODEL = ModelConfig(vocab_size=48, num_layers=3, embed_size=32, num_heads=4, num_groups=2)
 BATCH_SIZE = 2
@@ -58,18 +58,18 @@ def cache_config(scenario: Scenario, *, quantized: bool = False) -> CacheConfig:
 
 def gradient_args(
     *,
-    layer_inputs: str = "default",
-    kv_checkpoints: str = "default",
+    quantizer: str = "default",
+    stored: Collection[str] = CHECKPOINTS,
     pinned: bool = False,
     flag: bool = False,
     graphs: bool = False,
 ) -> GradientArgs:
-    """How the lattice is cut, with the quantizers of both kinds of checkpoints."""
+    """How the lattice is cut, and what the quantizer stores."""
     return GradientArgs(
         layers_per_cell=2,
         chunk_size=6,
-        layercp_qname=layer_inputs,
-        cachecp_qname=kv_checkpoints,
+        layercp_qname=quantizer if "layer_inputs" in stored else "default",
+        cachecp_qname=quantizer if "kv_checkpoints" in stored else "default",
         layercp_pin_memory=pinned,
         cachecp_pin_memory=pinned,
         async_cpu_transfer=flag,
@@ -87,6 +87,27 @@ def make_parts(*, dtype: torch.dtype, device: str) -> tuple[Transformer, Head]:
             for parameter in (*model.parameters(), *head.parameters()):
                 parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
     return model.to(device, dtype), head.to(device, dtype)
+
+
+def make_model(
+    scenario: Scenario,
+    *,
+    flag: bool = True,
+    stored: Collection[str] = CHECKPOINTS,
+    dtype: torch.dtype = torch.float32,
+) -> LongContextGradientModel:
+    """The model of a scenario on the device, with pinned checkpoints; its quantizer stores these kinds."""
+    return LongContextGradientModel(
+        *make_parts(dtype=dtype, device="cuda"),
+        cache=cache_config(scenario),
+        grad=gradient_args(
+            quantizer=scenario.quantizer,
+            stored=stored,
+            pinned=True,
+            flag=flag,
+            graphs=flag and scenario.graphs,
+        ),
+    )
 
 
 def make_batches() -> list[tuple[Tensor, Tensor]]:

@@ -6,7 +6,7 @@ And the code as it is, put to the same three tests, passes them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,13 +20,12 @@ from crosscurrent.stress.delays import delays
 from crosscurrent.stress.history import PAST_RACES, PastRace, Shown, Told
 from crosscurrent.stress.lanes import roles_in
 from crosscurrent.stress.plans import DelayConfig, How, Target
-from crosscurrent.suite.experiment import differences, make_batches
+from crosscurrent.suite.experiment import differences, make_batches, make_model
 from crosscurrent.suite.layer import Outcome
 from crosscurrent.suite.recorded import (
     Batches,
     Part,
     Recording,
-    make_model,
     on_gpu,
     on_host,
     racy,
@@ -190,8 +189,9 @@ def _unchanged(scenario: Scenario, delayed_at: Mapping[Target, PastRace]) -> Sho
 def model_for(race: PastRace, scenario: Scenario, *, flag: bool = True) -> LongContextGradientModel:
     """The model of a scenario, in which a race can show."""
     # Of the quantizers, that of 4 bits uses its scratch both ways.
-    quantizer = "torch-quantized4" if race.name == NEEDS_SCRATCH else None
-    return make_model(scenario, flag=flag, quantizer=quantizer)
+    if race.name == NEEDS_SCRATCH:
+        scenario = replace(scenario, quantizer="torch-quantized4")
+    return make_model(scenario, flag=flag)
 
 
 def two_batches(num_tokens: int = NUM_TOKENS) -> Batches:

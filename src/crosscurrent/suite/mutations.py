@@ -25,9 +25,9 @@ from crosscurrent.stress.mutations import (
     mutations_of,
     thinned,
 )
-from crosscurrent.suite.experiment import make_batches
+from crosscurrent.suite.experiment import make_batches, make_model
 from crosscurrent.suite.layer import Outcome
-from crosscurrent.suite.recorded import Batches, Recording, make_model, racy, record
+from crosscurrent.suite.recorded import Batches, Recording, racy, record
 from crosscurrent.suite.scenario import Scenario
 from crosscurrent.suite.structure import structural_mutants
 from crosscurrent.trace.records import Record, Site

@@ -8,19 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from crosscurrent.bits import deterministic
-from crosscurrent.gradient.args import GradientArgs
-from crosscurrent.gradient.long_context import LongContextGradientModel
-from crosscurrent.suite.experiment import (
-    Measurement,
-    cache_config,
-    differences,
-    gradient_args,
-    make_batches,
-    make_parts,
-    measure,
-)
+from crosscurrent.suite.experiment import Measurement, differences, make_batches, make_model, measure
 from crosscurrent.suite.layer import Outcome
-from crosscurrent.suite.scenario import Scenario
+from crosscurrent.suite.scenario import CHECKPOINTS, Scenario
 from crosscurrent.trace.simulate import active
 
 
@@ -42,8 +32,8 @@ class Parity:
     def check(self, scenario: Scenario) -> Outcome:
         """Compare to the bit."""
         compared = 0
-        for dtype, what in itertools.product(_dtypes(), ("kv_checkpoints", "layer_inputs")):
-            off, on = (_measure(scenario, dtype, _args(scenario, what, flag=flag)) for flag in (False, True))
+        for dtype, what in itertools.product(_dtypes(), CHECKPOINTS):
+            off, on = (_measure(scenario, dtype, what, flag=flag) for flag in (False, True))
             if difference := first_difference(off, on):
                 return Outcome.failed(f"{dtype}, {scenario.quantizer} {what}: {difference}")
             compared += sum(len(measurement.gradients) for measurement in on)
@@ -55,18 +45,10 @@ def _dtypes() -> tuple[torch.dtype, ...]:
     return (torch.float32,) if active() is not None else (torch.float32, torch.bfloat16)
 
 
-def _measure(scenario: Scenario, dtype: torch.dtype, grad: GradientArgs) -> list[Measurement]:
+def _measure(scenario: Scenario, dtype: torch.dtype, what: str, *, flag: bool) -> list[Measurement]:
     with deterministic():
-        parts = make_parts(dtype=dtype, device="cuda")
         batches = make_batches() * (2 if scenario.graphs else 1)
-        return measure(LongContextGradientModel(*parts, cache=cache_config(scenario), grad=grad), batches)
-
-
-def _args(scenario: Scenario, what: str, *, flag: bool) -> GradientArgs:
-    graphs = flag and scenario.graphs
-    if what == "kv_checkpoints":
-        return gradient_args(kv_checkpoints=scenario.quantizer, pinned=True, flag=flag, graphs=graphs)
-    return gradient_args(layer_inputs=scenario.quantizer, pinned=True, flag=flag, graphs=graphs)
+        return measure(make_model(scenario, flag=flag, stored=[what], dtype=dtype), batches)
 
 
 def first_difference(off: list[Measurement], on: list[Measurement]) -> str | None:

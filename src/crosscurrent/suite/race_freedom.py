@@ -6,14 +6,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.races.findings import Finding
 from crosscurrent.races.summary import finding_as_json
 from crosscurrent.races.watch import Watch, watch
 from crosscurrent.races.wording import place
-from crosscurrent.suite.experiment import cache_config, gradient_args, make_batches, make_parts
+from crosscurrent.suite.experiment import make_batches, make_model
 from crosscurrent.suite.layer import Outcome
 from crosscurrent.suite.scenario import Scenario
 from crosscurrent.trace.records import Record, TraceInfo
@@ -56,17 +53,7 @@ class RaceFreedom:
 
     def check(self, scenario: Scenario) -> Outcome:
         """Watch both batches, twice: some errors only show when buffers are used again."""
-        model = LongContextGradientModel(
-            *make_parts(dtype=torch.float32, device="cuda"),
-            cache=cache_config(scenario),
-            grad=gradient_args(
-                layer_inputs=scenario.quantizer,
-                kv_checkpoints=scenario.quantizer,
-                pinned=True,
-                flag=True,
-                graphs=scenario.graphs,
-            ),
-        )
+        model = make_model(scenario)
         with watch(trace=True) as seen:
             for ids, targets in make_batches() * 2:
                 model.zero_grad(set_to_none=True)

@@ -24,7 +24,6 @@ from crosscurrent.gradient.traffic import Traffic
 from crosscurrent.gradient.transfer import Lanes
 from crosscurrent.races.watch import Watch, watch
 from crosscurrent.schedules import Program, keep_values
-from crosscurrent.suite.experiment import cache_config, gradient_args, make_parts
 from crosscurrent.suite.scenario import Scenario
 from crosscurrent.trace.patches import Patches
 from crosscurrent.trace.simulate import active
@@ -72,24 +71,6 @@ class Recording:
     """Losses and gradients by batch, in CPU memory."""
     program: Program | None
     """What can be run again, if values were kept."""
-
-
-def make_model(
-    scenario: Scenario, *, flag: bool = True, quantizer: str | None = None
-) -> LongContextGradientModel:
-    """The model of a scenario, both kinds of checkpoints stored with its quantizer (or another)."""
-    quantizer = scenario.quantizer if quantizer is None else quantizer
-    return LongContextGradientModel(
-        *make_parts(dtype=torch.float32, device="cuda"),
-        cache=cache_config(scenario),
-        grad=gradient_args(
-            layer_inputs=quantizer,
-            kv_checkpoints=quantizer,
-            pinned=True,
-            flag=flag,
-            graphs=scenario.graphs,
-        ),
-    )
 
 
 def racy(scenario: Scenario) -> Scenario:

@@ -9,6 +9,8 @@ POLICIES = ("lastrec", "h2o")
 QUANTIZERS = ("default", "torch-quantized8")
 ALL_POLICIES = ("dense", *POLICIES)
 ALL_QUANTIZERS = (*QUANTIZERS, "torch-quantized4")
+CHECKPOINTS = ("kv_checkpoints", "layer_inputs")
+"""What a scenario's quantizer may store."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

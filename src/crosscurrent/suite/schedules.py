@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from crosscurrent.schedules import PCT, LatestAndEarliest, Program, RandomWalk, Replayer, explore
-from crosscurrent.suite.experiment import make_batches
+from crosscurrent.suite.experiment import make_batches, make_model
 from crosscurrent.suite.layer import Outcome
-from crosscurrent.suite.recorded import make_model, on_gpu, record
+from crosscurrent.suite.recorded import on_gpu, record
 from crosscurrent.suite.scenario import Scenario
 
 RANDOM = 6

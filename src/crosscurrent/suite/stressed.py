@@ -21,7 +21,6 @@ from torch import Tensor
 
 from crosscurrent.bits import deterministic
 from crosscurrent.errors import WrongUseError
-from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.kvcache.replay_log import ReplayLog
 from crosscurrent.races.findings import Finding
@@ -31,17 +30,10 @@ from crosscurrent.stress import DelayConfig, How, SeededReplays, delays
 from crosscurrent.stress.campaign import Failure, Trial
 from crosscurrent.stress.lanes import OTHER
 from crosscurrent.stress.plans import plan_of
-from crosscurrent.suite.experiment import (
-    cache_config,
-    gradient_args,
-    make_batches,
-    make_parts,
-)
-from crosscurrent.suite.scenario import Scenario
+from crosscurrent.suite.experiment import make_batches, make_model
+from crosscurrent.suite.recorded import on_host, steps
+from crosscurrent.suite.scenario import CHECKPOINTS, Scenario
 from crosscurrent.suite.verification import Cuda
-
-CHECKPOINTS = ("kv_checkpoints", "layer_inputs")
-"""What a scenario's quantizer may store."""
 
 _SHOWN = 4
 """Values listed for one failure; the others are counted."""
@@ -84,20 +76,9 @@ class GradientCase:
             raise WrongUseError(f"the gradient's lanes need CUDA, and there is {self.cuda.value}")
         return _Replayed(self) if self.cuda is Cuda.SIMULATED else _Delayed(self)
 
-    def args(self, *, flag: bool) -> GradientArgs:
-        """The gradient's options."""
-        quantizer, graphs = self.scenario.quantizer, flag and self.scenario.graphs
-        if self.checkpoints == "kv_checkpoints":
-            return gradient_args(kv_checkpoints=quantizer, pinned=True, flag=flag, graphs=graphs)
-        return gradient_args(layer_inputs=quantizer, pinned=True, flag=flag, graphs=graphs)
-
     def model(self, *, flag: bool) -> LongContextGradientModel:
         """A new model; always the same parameters."""
-        return LongContextGradientModel(
-            *make_parts(dtype=torch.float32, device="cuda"),
-            cache=cache_config(self.scenario),
-            grad=self.args(flag=flag),
-        )
+        return make_model(self.scenario, flag=flag, stored=[self.checkpoints])
 
 
 def cases(
@@ -116,28 +97,15 @@ def cases(
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What two batches came to, still on the device."""
+    """What two batches came to, in CPU memory."""
 
     named: dict[str, Tensor]
     log: ReplayLog | None = None
 
-    def on_host(self, model: LongContextGradientModel) -> Values:
-        """The same in CPU memory. The host waits."""
-        return Values({name: value.cpu() for name, value in self.named.items()}, model.replay_log())
-
-
-def two_batches(model: LongContextGradientModel) -> Values:
-    """Losses and gradients of two batches, one after the other. The host waits for nothing."""
-    named = {}
-    for number, (ids, targets) in enumerate(make_batches(), start=1):
-        model.zero_grad(set_to_none=True)
-        loss = model(ids, targets)
-        loss.backward()
-        named[f"batch {number} loss"] = loss.detach()
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                named[f"batch {number} {name}.grad"] = parameter.grad.detach()
-    return Values(named)
+    @classmethod
+    def of(cls, model: LongContextGradientModel, named: dict[str, Tensor]) -> Values:
+        """Those of the model's last steps. The host waits."""
+        return cls(on_host(named), model.replay_log())
 
 
 def differences(off: Values, on: Values) -> list[str]:
@@ -196,14 +164,14 @@ class _Delayed:
         model = self._case.model(flag=flag)
         torch.cuda.synchronize()  # whatever ran before is over, so that a run depends on its plan alone
         with nullcontext() if plan is None else delays(plan, length=self._length):
-            values = two_batches(model)
-        return values.on_host(model)
+            named = steps(model, make_batches())
+        return Values.of(model, named)
 
     def _races(self) -> list[Failure]:
         """What the detector says of a run with the flag on."""
         model = self._case.model(flag=True)
         with watch() as seen:
-            two_batches(model)
+            steps(model, make_batches())
         said = [*map(str, seen.findings), *_not_understood(seen)]
         return [Failure(case=self._case.name, seed=None, what=what) for what in said]
 
@@ -220,16 +188,16 @@ class _Replayed:
         self._saved: Path | None = None
         with case.cuda.context(), deterministic():
             off_model = case.model(flag=False)
-            off = two_batches(off_model).on_host(off_model)
+            off = Values.of(off_model, steps(off_model, make_batches()))
             model = case.model(flag=True)
             with watch(trace=True) as seen, keep_values(seen) as keeper:
-                values = two_batches(model)
-                keeper.name(values.named)
-            said = differences(off, values.on_host(model))
+                named = steps(model, make_batches())
+                keeper.name(named)
+            said = differences(off, Values.of(model, named))
             self.program = keeper.program()
             findings = seen.findings
             said += _not_understood(seen)
-            del values, model, off_model
+            del named, model, off_model
         self._replays = SeededReplays(self.program, case.options.plan)
         said += [f"program order gives another value of {name}" for name in self._replays.unfaithful]
         self.problems = [self._failure(None, _words(said))] if said else []

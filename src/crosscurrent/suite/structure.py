@@ -22,8 +22,8 @@ from crosscurrent.gradient.store import CheckpointStore
 from crosscurrent.gradient.transfer import HostBuffer, Incoming, Outgoing
 from crosscurrent.races.watch import watch
 from crosscurrent.stress.mutations import Mutant
-from crosscurrent.suite.experiment import differences, make_batches
-from crosscurrent.suite.recorded import make_model, on_host, racy, replaced, steps
+from crosscurrent.suite.experiment import differences, make_batches, make_model
+from crosscurrent.suite.recorded import on_host, racy, replaced, steps
 from crosscurrent.suite.scenario import Scenario
 
 DOUBLE_BUFFERS = (

@@ -10,14 +10,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 import crosscurrent
 from crosscurrent.errors import WrongUseError
 from crosscurrent.schedules import Schedule, load, run_schedule
 from crosscurrent.stress.campaign import Case, Trial
 from crosscurrent.suite.scenario import WITH_GRAPHS, Scenario, scenarios
-from crosscurrent.suite.stressed import GradientCase, StressOptions, Values, _Delayed, cases, differences
+from crosscurrent.suite.stressed import GradientCase, StressOptions, Values, _Delayed, cases
 from crosscurrent.suite.verification import Cuda
 
 LASTREC = Scenario(policy="lastrec", quantizer="default")
@@ -102,12 +101,11 @@ def test_on_a_device_the_detector_looks_at_a_run_too(monkeypatch: pytest.MonkeyP
 
 def test_what_differs_is_said_and_nothing_else() -> None:
     off = Values({"loss": torch.ones(1), "grad": torch.arange(4.0)})
-    assert differences(off, Values({"loss": torch.ones(1), "grad": torch.arange(4.0)})) == []
-    wrong: dict[str, Tensor] = {"loss": torch.ones(1), "grad": torch.tensor([0, 1, 2.5, torch.nan])}
-    assert differences(off, Values(wrong)) == ["grad: 2 of 4 differ, by up to 0.5, 1 NaN"]
-    assert differences(off, Values({"loss": torch.ones(1)})) == ["only one side has grad"]
-    nan = Values({"loss": torch.tensor([torch.inf])})
-    assert differences(nan, nan) == ["loss is not finite"]
+    assert off.differences(Values({"loss": torch.ones(1), "grad": torch.arange(4.0)})) == []
+    wrong = Values({"loss": torch.ones(1), "grad": torch.tensor([-0.0, 1, 2.5, torch.nan])})
+    assert off.differences(wrong) == ["grad: 3 of 4 elements differ, by up to 0.5; 0 and 1 NaN"]
+    nan = Values({"loss": torch.tensor([torch.nan])})
+    assert nan.differences(nan) == ["loss: not finite"]
 
 
 def test_every_scenario_is_a_case_and_quantizers_store_both_kinds_of_checkpoints() -> None:

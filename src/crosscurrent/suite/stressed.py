@@ -30,7 +30,7 @@ from crosscurrent.stress import DelayConfig, How, SeededReplays, delays
 from crosscurrent.stress.campaign import Failure, Trial
 from crosscurrent.stress.lanes import OTHER
 from crosscurrent.stress.plans import plan_of
-from crosscurrent.suite.experiment import make_batches, make_model
+from crosscurrent.suite.experiment import differences, make_batches, make_model
 from crosscurrent.suite.recorded import on_host, steps
 from crosscurrent.suite.scenario import CHECKPOINTS, Scenario
 from crosscurrent.suite.verification import Cuda
@@ -107,25 +107,12 @@ class Values:
         """Those of the model's last steps. The host waits."""
         return cls(on_host(named), model.replay_log())
 
-
-def differences(off: Values, on: Values) -> list[str]:
-    """What differs, in words; [] if nothing does and all is finite."""
-    if off.named.keys() != on.named.keys():
-        odd = sorted(off.named.keys() ^ on.named.keys())
-        return [f"only one side has {', '.join(odd)}"]
-    said = []
-    for name, expected in off.named.items():
-        found = on.named[name]
-        if not torch.equal(found, expected):
-            apart = found != expected
-            distance = (found - expected).abs()[apart].nan_to_num(nan=0.0).max()
-            nan = f", {int(found.isnan().sum())} NaN" if found.isnan().any() else ""
-            said.append(f"{name}: {int(apart.sum())} of {found.numel()} differ, by up to {distance:.3g}{nan}")
-        elif not expected.isfinite().all():
-            said.append(f"{name} is not finite")
-    if off.log is not None and on.log is not None and not off.log.same_as(on.log):
-        said.append("the replay logs differ")
-    return said
+    def differences(self, on: Values) -> list[str]:
+        """What differs with the flag on, in words; [] if nothing does and all is finite."""
+        said = differences(self.named, on.named)
+        if self.log is not None and on.log is not None and not self.log.same_as(on.log):
+            said.append("the replay logs differ")
+        return said
 
 
 def _words(lines: Sequence[str]) -> str:
@@ -176,7 +163,7 @@ class _Delayed:
         return [Failure(case=self._case.name, seed=None, what=what) for what in said]
 
     def _failures(self, on: Values, seed: int | None) -> list[Failure]:
-        said = differences(self._off, on)
+        said = self._off.differences(on)
         return [Failure(case=self._case.name, seed=seed, what=_words(said))] if said else []
 
 
@@ -193,7 +180,7 @@ class _Replayed:
             with watch(trace=True) as seen, keep_values(seen) as keeper:
                 named = steps(model, make_batches())
                 keeper.name(named)
-            said = differences(off, Values.of(model, named))
+            said = off.differences(Values.of(model, named))
             self.program = keeper.program()
             findings = seen.findings
             said += _not_understood(seen)

@@ -34,9 +34,7 @@ def lane_of(lane: int, info: TraceInfo) -> Lane:
 
 def site_of(site: int, info: TraceInfo) -> Site:
     """A call site, or a placeholder where the trace does not know it."""
-    if 0 <= site < len(info.sites):
-        return info.sites[site]
-    return Site("<unknown>", 0, "<unknown>")
+    return info.site_at(site) or Site("<unknown>", 0, "<unknown>")
 
 
 def missing_edge(head: Cause, info: TraceInfo) -> str:

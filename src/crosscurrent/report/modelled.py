@@ -55,16 +55,16 @@ def timeline_of(records: Sequence[Record], info: TraceInfo, rates: Rates, countd
                     short_op(record.name),
                     cost.direction,
                     cost.nbytes,
-                    _site(record.site, info),
+                    info.site_at(record.site),
                     cost.pageable,
                 )
             )
         elif isinstance(record, HostWait):
-            waits[-1] = (record.kind, _site(record.site, info))
+            waits[-1] = (record.kind, info.site_at(record.site))
             if record.kind != "query":
-                blocked.append(Blocked(start, stop, record.kind, _site(record.site, info)))
+                blocked.append(Blocked(start, stop, record.kind, info.site_at(record.site)))
         elif isinstance(record, WaitEvent):
-            waits[-1] = (record.via, _site(record.site, info))
+            waits[-1] = (record.via, info.site_at(record.site))
     countdown.take()
     return Timeline(
         activities=activities,
@@ -74,7 +74,3 @@ def timeline_of(records: Sequence[Record], info: TraceInfo, rates: Rates, countd
         waits=waits,
         modelled=str(rates),
     )
-
-
-def _site(site: int, info: TraceInfo) -> Site | None:
-    return info.sites[site] if 0 <= site < len(info.sites) else None

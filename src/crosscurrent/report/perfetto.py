@@ -150,7 +150,8 @@ def _thread(piece: Slice, info: TraceInfo) -> Event:
 
 
 def _place(site: int, info: TraceInfo) -> str:
-    return place_of(info.sites[site]) if 0 <= site < len(info.sites) else ""
+    found = info.site_at(site)
+    return "" if found is None else place_of(found)
 
 
 def _microseconds(nanoseconds: int) -> float:

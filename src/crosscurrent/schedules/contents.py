@@ -65,8 +65,8 @@ class Contents:
     def host_read(self, op: Op, value: Tensor, initial: Tensor | None) -> View:
         """Memory of the host's own that ends up holding ``value``."""
         view = self.scratch(View.of(value, 0), initial)
-        sites = self._tracer.info.sites
-        place = f"{sites[op.site].file}:{sites[op.site].line}" if 0 <= op.site < len(sites) else "?"
+        site = self._tracer.info.site_at(op.site)
+        place = "?" if site is None else f"{site.file}:{site.line}"
         name = f"{op.name} at {place} (read {len(self.host_reads) + 1} of the host)"
         self.host_reads.append(HostRead(view, name))
         self.recorded[name] = kept(value).reshape(view.shape)

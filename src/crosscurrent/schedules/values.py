@@ -94,13 +94,12 @@ class Values:
 
     def _described(self, views: Iterable[View], reference: Tensor) -> Iterator[tuple[str, View]]:
         """The views whose bytes changed, each with words for its block."""
-        sites = self._program.info.sites
         for view in views:
             if not self._same_bytes(view, reference):
                 words = f"{view.dtype} {list(view.shape)}"
-                site = self._sites.get(view.block, -1)
-                if 0 <= site < len(sites):
-                    words += f", from {sites[site].file}:{sites[site].line}"
+                site = self._program.info.site_at(self._sites.get(view.block, -1))
+                if site is not None:
+                    words += f", from {site.file}:{site.line}"
                 yield f"block {view.block} ({words})", view
 
     def _same_bytes(self, view: View, reference: Tensor) -> bool:

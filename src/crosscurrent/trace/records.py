@@ -251,3 +251,7 @@ class TraceInfo(NamedTuple):
 
     lanes: list[Lane]
     sites: list[Site]
+
+    def site_at(self, number: int) -> Site | None:
+        """The call site with this number; None where the trace does not know it."""
+        return self.sites[number] if 0 <= number < len(self.sites) else None

@@ -118,8 +118,7 @@ def _row(record: Record, finding: Finding, info: TraceInfo) -> _Row:
 
 
 def _site(record: Record, info: TraceInfo) -> Site:
-    number = getattr(record, "site", -1)
-    return info.sites[number] if 0 <= number < len(info.sites) else Site("?", 0, "?")
+    return info.site_at(getattr(record, "site", -1)) or Site("?", 0, "?")
 
 
 def _lane(x: int, name: str, height: int, racing: bool) -> Markup:

@@ -125,7 +125,5 @@ def _data(drawn: Slices, report: Report) -> Markup:
 
 
 def _place(report: Report, site: int) -> str:
-    if 0 <= site < len(report.info.sites):
-        found = report.info.sites[site]
-        return f"{place_of(found)} ({found.function})"
-    return ""
+    found = report.info.site_at(site)
+    return "" if found is None else f"{place_of(found)} ({found.function})"

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from crosscurrent.trace.access import runner
 from crosscurrent.trace.simulate import plans
 from crosscurrent.trace.simulate.clock import ISSUE, KERNEL
-from crosscurrent.trace.simulate.memory import UNDETERMINED
+from crosscurrent.trace.simulate.memory import ON_HOST, UNDETERMINED
 from crosscurrent.trace.subclasses import has_own_dispatch
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from crosscurrent.trace.simulate.queues import Queue
     from crosscurrent.trace.simulate.simulation import Simulation
 
-HOST = -1
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _get_mode = torch._C._get_dispatch_mode
 strided = torch.strided
@@ -68,7 +67,7 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception:
             self._failed(func, args, kwargs)
             raise
-        if device != HOST:
+        if device != ON_HOST:
             if type(out) is Tensor and out.layout is strided:
                 storage = out.untyped_storage()
                 if self._get_block(storage._cdata) is None:
@@ -157,7 +156,7 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception:
             self._failed(func, args, seen)
             raise
-        if device != HOST:
+        if device != ON_HOST:
             self.tag_results(out, device)
         self.report(device, func, args, seen, out)
         return out
@@ -184,17 +183,17 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         This is the quick look that is enough for most calls.
         """
-        device = HOST
+        device = ON_HOST
         on_host = False
         get = self._get_block
         try:
             for value in args:
                 if isinstance(value, Tensor):
                     block = get(value.untyped_storage()._cdata)
-                    place = HOST if block is None else block.device
-                    if place == HOST:
+                    place = ON_HOST if block is None else block.device
+                    if place == ON_HOST:
                         on_host = True
-                    elif device == HOST and place >= 0:
+                    elif device == ON_HOST and place >= 0:
                         device = place
                     elif place != device:
                         return self._place(func, args, kwargs, mixed)
@@ -202,7 +201,7 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return self._place(func, args, kwargs, mixed)
         except (NotImplementedError, RuntimeError):  # a tensor without a storage
             return self._place(func, args, kwargs, mixed)
-        if on_host and device != HOST:
+        if on_host and device != ON_HOST:
             return self._place(func, args, kwargs, mixed)
         for value in kwargs.values():
             if isinstance(value, (Tensor, list, tuple)):
@@ -211,7 +210,7 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _place(self, func: Any, args: Any, kwargs: Any, mixed: bool) -> int:
         """The same, for every call."""
-        device = HOST
+        device = ON_HOST
         host: Tensor | None = None
         loose: list[Tensor] | None = None
         get = self._get_block
@@ -229,25 +228,25 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     block = get(tensor.untyped_storage()._cdata)
                 except (NotImplementedError, RuntimeError):
                     block = self.simulation.memory.block_of(tensor)
-                if block is None or block.device == HOST:
+                if block is None or block.device == ON_HOST:
                     host = tensor if host is None or host.dim() == 0 else host
                 elif block.device == UNDETERMINED:
                     loose = [tensor] if loose is None else [*loose, tensor]
-                elif device == HOST:
+                elif device == ON_HOST:
                     device = block.device
                 elif device != block.device and not mixed:
                     raise plans.device_error(func, device, block.device)
-        if device != HOST:
+        if device != ON_HOST:
             if (
                 host is not None
                 and not mixed
                 and (host.dim() > 0 or plans.writes_to(func, args, kwargs, host))
             ):
-                raise plans.device_error(func, device, HOST)
+                raise plans.device_error(func, device, ON_HOST)
             for tensor in loose or ():
                 self.simulation.memory.retag(tensor.untyped_storage(), device)
             return device
-        return HOST if loose is None else UNDETERMINED
+        return ON_HOST if loose is None else UNDETERMINED
 
     def tag_results(self, out: Any, device: int) -> None:
         """What an op returned and is not known yet is new memory of ``device``."""

@@ -29,12 +29,12 @@ import torch
 from torch import Tensor
 
 from crosscurrent.trace.simulate.autograd import current_node, sequence_number
+from crosscurrent.trace.simulate.memory import ON_HOST
 
 if TYPE_CHECKING:
     from crosscurrent.trace.simulate.queues import Queue
     from crosscurrent.trace.simulate.simulation import Simulation
 
-HOST = -1
 _METADATA = "crosscurrent stream"
 
 
@@ -139,9 +139,9 @@ class Pass:
         for root, grad in zip(roots, grads, strict=False):
             node, _ = _edge_of(root)
             source = grad if isinstance(grad, Tensor) else root
-            device = self.simulation.memory.device_of(source) if isinstance(source, Tensor) else HOST
+            device = self.simulation.memory.device_of(source) if isinstance(source, Tensor) else ON_HOST
             self._devices.setdefault(node, device)
-            if device != HOST and node is not None:
+            if device != ON_HOST and node is not None:
                 producer, consumer = self.ambient[device], self.queue_of(node, device)
                 self._join(producer, consumer)
                 if node in self._targets:
@@ -179,8 +179,8 @@ class Pass:
 
     def _start(self, node: Any) -> None:
         self._started = node
-        device = self._devices.get(node, HOST)
-        if device == HOST:
+        device = self._devices.get(node, ON_HOST)
+        if device == ON_HOST:
             self.simulation.restore_streams(self.ambient, self.device, self.since)
             return
         current = list(self.simulation.queues.defaults)
@@ -196,8 +196,8 @@ class Pass:
     def _finish(self, node: Any, outputs: Sequence[Any]) -> None:
         if self._started is not node:
             self._start(node)
-        device = self._devices.get(node, HOST)
-        queue = None if device == HOST else self.queue_of(node, device)
+        device = self._devices.get(node, ON_HOST)
+        queue = None if device == ON_HOST else self.queue_of(node, device)
         if queue is not None and not node.next_functions:
             self._leaves.add(queue)
         # Not a reference to any gradient stays: the engine adds in place what only it holds.
@@ -228,7 +228,7 @@ class Pass:
                 continue
             device = self.simulation.memory.device_of(grad)
             self._devices.setdefault(consumer, device)
-            if device == HOST:
+            if device == ON_HOST:
                 continue
             producer = queue if queue is not None and queue.device == device else self.thread.current[device]
             target = self.queue_of(consumer, device)

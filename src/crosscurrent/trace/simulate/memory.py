@@ -12,8 +12,11 @@ import torch
 
 from crosscurrent.trace.simulate.queues import Queue, Queues
 
-PINNED: Final = -1
-"""``Block.device`` of page-locked host memory."""
+ON_HOST: Final = -1
+"""What stands in place of a device's index for memory of the host."""
+
+PINNED: Final = ON_HOST
+"""``Block.device`` of page-locked host memory. Pageable memory has no block."""
 
 UNDETERMINED: Final = -2
 """``Block.device`` of what C++ code made without a word on the device: it belongs where it is used.
@@ -157,11 +160,11 @@ class Memory:
             self.bare.depth -= 1
 
     def device_of(self, tensor: torch.Tensor) -> int:
-        """The index of the device that a tensor lies on, or -1 for the host."""
+        """The index of the device that a tensor lies on, or ``ON_HOST``."""
         if self.bare.depth:
-            return -1
+            return ON_HOST
         block = self.block_of(tensor)
-        return block.device if block is not None and block.device >= 0 else -1
+        return block.device if block is not None and block.device >= 0 else ON_HOST
 
     def _block_of_wrapper(self, tensor: torch.Tensor) -> Block | None:
         functorch = torch._C._functorch

@@ -14,14 +14,13 @@ from crosscurrent.trace.simulate import transfers
 from crosscurrent.trace.simulate.autograd import device_of_running_function
 from crosscurrent.trace.simulate.generators import check_on_host
 from crosscurrent.trace.simulate.kernels import KERNELS
-from crosscurrent.trace.simulate.memory import PINNED, UNDETERMINED
+from crosscurrent.trace.simulate.memory import ON_HOST, PINNED, UNDETERMINED
 
 if TYPE_CHECKING:
     from crosscurrent.trace.simulate.dispatch import SimulatedDispatch
 
 Plan = Callable[["SimulatedDispatch", Any, tuple[Any, ...], dict[str, Any]], Any]
 
-HOST = -1
 CPU = torch.device("cpu")
 
 WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -157,7 +156,7 @@ def _foreign(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     simulation.before_call(func, args, kwargs)
     with simulation.memory.laid_bare():
         out = func(*args, **kwargs)
-    if device != HOST:
+    if device != ON_HOST:
         mode.tag_results(out, device)
     mode.report(device, func, args, kwargs, out)
     return out
@@ -176,9 +175,9 @@ def _check_indices(mode: SimulatedDispatch, args: Any) -> None:
     device_of = mode.simulation.memory.device_of
     here = device_of(args[0])
     for index in args[1]:
-        there = device_of(index) if isinstance(index, Tensor) else HOST
-        if there not in (HOST, here):
-            name = "cpu" if here == HOST else f"cuda:{here}"
+        there = device_of(index) if isinstance(index, Tensor) else ON_HOST
+        if there not in (ON_HOST, here):
+            name = "cpu" if here == ON_HOST else f"cuda:{here}"
             raise RuntimeError(
                 f"indices should be either on cpu or on the same device as the indexed tensor ({name})"
             )
@@ -216,9 +215,9 @@ def _factory(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any, *, seed
     elif wanted.type == "cuda":
         place = simulation.device_index(wanted)
     elif by_user or wanted.type != "cpu":
-        place = HOST
+        place = ON_HOST
     else:
-        place = here if here != HOST else _place_of_helper()
+        place = here if here != ON_HOST else _place_of_helper()
     pinned = by_user and kwargs["pin_memory"]
     actual = shown = kwargs
     if pinned:
@@ -250,7 +249,7 @@ def _pinned_factory(mode: SimulatedDispatch, func: Any, args: Any, actual: Any, 
     mode.simulation.before_call(func, args, shown)
     out = func(*args, **actual)
     mode.simulation.memory.tag(out.untyped_storage(), PINNED)
-    mode.report(HOST, func, args, shown, out)
+    mode.report(ON_HOST, func, args, shown, out)
     return out
 
 
@@ -289,7 +288,7 @@ def _higher_order(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) ->
     """A higher-order op: its inner ops are not seen, its results belong where its tensors are."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     memory = mode.simulation.memory
-    place = max((memory.device_of(tensor) for tensor in tensors), default=HOST)
+    place = max((memory.device_of(tensor) for tensor in tensors), default=ON_HOST)
     mode.simulation.before_call(func, args, kwargs)
     with memory.laid_bare():
         out = func(*args, **kwargs)

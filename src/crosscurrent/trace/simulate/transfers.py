@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from crosscurrent.trace.simulate.clock import COPY_BYTES_PER_NANOSECOND, KERNEL
-from crosscurrent.trace.simulate.memory import PINNED
+from crosscurrent.trace.simulate.memory import ON_HOST, PINNED
 
 if TYPE_CHECKING:
     from crosscurrent.trace.simulate.dispatch import SimulatedDispatch
 
-HOST = -1
 CPU = torch.device("cpu")
 EXPLICIT_CPU = torch.device("cpu", 0)
 """How a copy to the host is asked for. Plain ``cpu`` is what C++ code says when it means "no change"."""
@@ -56,7 +55,7 @@ def _check_capture(mode: SimulatedDispatch, target: Tensor, source: Tensor, non_
     """A copy between host and device that makes the host wait cannot be captured."""
     memory = mode.simulation.memory
     blocks = memory.block_of(target), memory.block_of(source)
-    places = [HOST if block is None else block.device for block in blocks]
+    places = [ON_HOST if block is None else block.device for block in blocks]
     if sum(place >= 0 for place in places) == 1:
         pinned = any(block is not None and block.device == PINNED for block in blocks)
         _refuse_wait(mode, non_blocking and pinned, _aten.copy_.default)
@@ -75,12 +74,12 @@ def to_copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     if wanted is None or (wanted == CPU and here >= 0):
         return mode.run_on(here, func, args, kwargs)
     if wanted.type not in ("cpu", "cuda"):
-        return mode.run_on(HOST, func, args, kwargs)
-    there = HOST if wanted.type == "cpu" else simulation.device_index(wanted)
-    if there == HOST and here < 0:
+        return mode.run_on(ON_HOST, func, args, kwargs)
+    there = ON_HOST if wanted.type == "cpu" else simulation.device_index(wanted)
+    if there == ON_HOST and here < 0:
         return mode.run_on(here, func, args, {**kwargs, "device": CPU})
-    if there == HOST or here < 0:
-        pinned = is_pinned(mode, func, args, kwargs) or there == HOST
+    if there == ON_HOST or here < 0:
+        pinned = is_pinned(mode, func, args, kwargs) or there == ON_HOST
         _refuse_wait(mode, pinned and kwargs.get("non_blocking", False), func)
     simulation.before_call(func, args, kwargs)
     out = func(*args, **{**kwargs, "device": CPU, "pin_memory": False})
@@ -88,7 +87,7 @@ def to_copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
         mode.tag_results(out, there)
     elif kwargs.get("pin_memory") or kwargs.get("non_blocking"):
         mode.tag_results(out, PINNED)  # a copy that nobody waits for gets page-locked memory by itself
-    shown = {**kwargs, "device": CPU if there == HOST else torch.device("cuda", there)}
+    shown = {**kwargs, "device": CPU if there == ON_HOST else torch.device("cuda", there)}
     _finish_copy(mode, there if there >= 0 else here, func, args, shown, out)
     return out
 
@@ -102,7 +101,7 @@ def pin_memory(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> An
     out = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype)
     out.copy_(source)
     mode.simulation.memory.tag(out.untyped_storage(), PINNED)
-    mode.report(HOST, func, args, kwargs, out)
+    mode.report(ON_HOST, func, args, kwargs, out)
     return out
 
 

@@ -7,7 +7,13 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from crosscurrent.cli.console import Bar, progress
+from crosscurrent.cli import verify
+from crosscurrent.cli.console import Bar, output, progress
+from crosscurrent.stress.history import Shown, history_table
+from crosscurrent.stress.mutations import Mutant, Score, mutations_table
+from crosscurrent.suite.layer import Outcome, Verdict
+from crosscurrent.suite.scenario import Scenario
+from crosscurrent.suite.verification import Cuda, Result
 
 
 class _Clock:
@@ -92,3 +98,15 @@ def test_the_time_left_is_whole_where_the_description_is_not(
     (line,) = console.file.getvalue().splitlines()
     assert line.startswith("a description")
     assert line.rstrip().endswith("1/840 0:01:01 gone, 14:12:59 left")
+
+
+def test_tables_show_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = r"a\[red]b"
+    output().print(history_table([Shown(race=None, finding=text)]))
+    assert text in capsys.readouterr().out
+    output().print(mutations_table(Score(mutants=(Mutant(kind="k", place="p", what=text, killed_by=""),))))
+    assert text in capsys.readouterr().out
+    scenario = Scenario(policy="lastrec", quantizer="default")
+    result = Result(layer="parity", scenario=scenario, outcome=Outcome(Verdict.FAILED, text), seconds=0.0)
+    verify._show([result], Cuda.NONE)
+    assert text in capsys.readouterr().out

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
+from rich.markup import escape
 from rich.table import Table
 
 from crosscurrent.cli.arguments import command_of, command_parser
@@ -170,7 +171,7 @@ def _show(results: list[Result], cuda: Cuda, *, complete: bool = True) -> None:
             result.scenario.name,
             f"[{styles[verdict]}]{verdict.value}[/]",
             f"{result.seconds:.1f} s",
-            _plain(result.outcome.detail),
+            escape(result.outcome.detail),
         )
     show_table(table)
     _show_mutants(results)
@@ -191,10 +192,6 @@ def _show_mutants(results: list[Result]) -> None:
     scores = [result.outcome.evidence for result in results if isinstance(result.outcome.evidence, Score)]
     if scores:
         show_table(mutations_table(merged(scores)))
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def _as_json(results: list[Result], cuda: Cuda, verdict: str) -> dict[str, object]:

@@ -227,6 +227,8 @@ def history_table(shown: Sequence[Shown]) -> Table:
 
 
 def _cell(said: str, race: PastRace | None) -> str:
+    from rich.markup import escape
+
     if not said:
         return "[green]nothing[/]" if race is None else "[bold red]not shown[/]"
-    return said.partition("\n")[0].replace("[", r"\[")
+    return escape(said.partition("\n")[0])

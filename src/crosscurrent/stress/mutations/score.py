@@ -77,6 +77,7 @@ class Score:
 
 def mutations_table(score: Score) -> Table:
     """Kinds by places, killed of all; below, each survivor with its reason."""
+    from rich.markup import escape
     from rich.table import Table
 
     counts = score.counts()
@@ -89,7 +90,7 @@ def mutations_table(score: Score) -> Table:
         table.add_row(kind, *(_cell(counts.get((kind, place))) for place in places))
     for mutant in score.survivors:
         table.add_section()
-        table.add_row(f"[bold red]survived[/] {_plain(mutant.what)}: {_plain(mutant.reason)}")
+        table.add_row(f"[bold red]survived[/] {escape(mutant.what)}: {escape(mutant.reason)}")
     return table
 
 
@@ -103,7 +104,3 @@ def _cell(count: tuple[int, int] | None) -> str:
         return ""
     killed, total = count
     return f"{killed}/{total}" if killed == total else f"[bold red]{killed}/{total}[/]"
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ _VALUES = 8
 """Values that did not change are shown if there are at most so many, else counted."""
 
 _ENGINES = ("serial", "processes", "ray")
+"""Those of ``schedules.engines``, which is not imported to show the options: it imports torch."""
 
 _BINDING = 4
 """Runs that take as long as to find out how the program is best run again. They are even more if its values
@@ -65,7 +67,7 @@ def parser() -> ArgumentParser:
 def run(arguments: Namespace) -> int:
     """Run the schedules, say what came out, and give the exit code."""
     from crosscurrent.schedules import load
-    from crosscurrent.schedules.engines import RayCluster, engine_of, spread
+    from crosscurrent.schedules.engines import engine_of, spread
 
     strategies = _strategies(arguments)
     if arguments.schedule is not None and strategies:
@@ -76,7 +78,7 @@ def run(arguments: Namespace) -> int:
         if arguments.schedule is not None:
             return _one(program, arguments.schedule)
         engine = engine_of(arguments.engine, arguments.workers)
-    try:
+    with closing(engine):
         code = _program_order(program)
         if code is not ExitCode.GOOD or not strategies:
             return code
@@ -90,9 +92,6 @@ def run(arguments: Namespace) -> int:
                 told=lambda done: bar.update(task, completed=done),
             )
         return _tell_all(found)
-    finally:
-        if isinstance(engine, RayCluster):
-            engine.close()
 
 
 def _most(program: Program, arguments: Namespace) -> int:

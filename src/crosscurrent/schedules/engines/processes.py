@@ -45,6 +45,9 @@ class Processes:
                 told(tried.value // len(shares))
             return [future.result() for future in futures]
 
+    def close(self) -> None:
+        """Nothing is held between searches."""
+
 
 _tried: Any = None
 """In a worker: what all workers count in."""

@@ -27,3 +27,6 @@ class Engine(Protocol):
         told: Told | None = None,
     ) -> list[Exploration]:
         """The shares' results, in their order. ``told`` hears how far each share has come, on average."""
+
+    def close(self) -> None:
+        """Give back what it holds between searches."""

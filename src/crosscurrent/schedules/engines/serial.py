@@ -36,3 +36,6 @@ class Serial:
 
         strategies = counted(strategies, None if told is None else hand_over)
         return [explore(program, strategies, limit=limit, share=share) for share in shares]
+
+    def close(self) -> None:
+        """Nothing is held between searches."""

@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-import crosscurrent
 from crosscurrent.errors import WrongUseError
 from crosscurrent.schedules import Schedule, load, run_schedule
+from crosscurrent.stress import DelayConfig, Delays, How, delays, plans
 from crosscurrent.stress.campaign import Case, Trial
+from crosscurrent.suite import stressed
 from crosscurrent.suite.scenario import WITH_GRAPHS, Scenario, scenarios
 from crosscurrent.suite.stressed import GradientCase, StressOptions, Values, _Delayed, cases
 from crosscurrent.suite.verification import Cuda
@@ -72,30 +73,75 @@ def test_a_few_real_delays_change_nothing(scenario: Scenario) -> None:
         trial.close()
 
 
-@pytest.mark.simulation
-def test_on_a_device_every_seed_is_a_run_with_delays() -> None:
-    """What a GPU does, on simulated CUDA: there values never differ, but all of it runs."""
-    case = GradientCase(
-        scenario=LASTREC, checkpoints="kv_checkpoints", options=StressOptions(), cuda=Cuda.REAL
-    )
-    with crosscurrent.simulate():
-        trial = case.prepare()
-        assert list(trial.problems) == []
-        assert [list(trial.run(seed)) for seed in range(2)] == [[], []]
-        trial.close()
+# What a GPU does, on simulated CUDA: there values never differ, but all of it runs.
+
+
+def on_a_device(options: StressOptions) -> Trial:
+    return replace(lastrec(options), cuda=Cuda.REAL).prepare()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Delays]:
+    """All delays that are made, in order."""
+    found: list[Delays] = []
+
+    def remembered(config: DelayConfig, *, length: int = 1) -> Delays:
+        found.append(delays(config, length=length))
+        return found[-1]
+
+    monkeypatch.setattr(stressed, "delays", remembered)
+    return found
 
 
 @pytest.mark.simulation
-@pytest.mark.usefixtures("_forgotten_wait")
+@pytest.mark.usefixtures("_cuda")
+def test_on_a_device_every_seed_is_a_run_with_delays(made: list[Delays]) -> None:
+    trial = on_a_device(StressOptions())
+    assert list(trial.problems) == []
+    counted, *_ = made
+    assert (counted.num_ops > 1000, counted.num_delayed) == (True, 0)
+    assert [list(trial.run(seed)) for seed in range(3)] == [[]] * 3
+    assert [each.num_delayed > 0 for each in made] == [False, True, True, True]
+    trial.close()
+
+
+@pytest.mark.simulation
+@pytest.mark.usefixtures("_cuda")
+def test_a_seed_that_by_chance_delays_nothing_delays_all_of_a_lane(
+    made: list[Delays], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = on_a_device(StressOptions(how=How.RANDOM))
+    monkeypatch.setattr(plans, "RANDOM_SHARE", 1e-15)
+    assert list(trial.run(1)) == []
+    assert [each.num_delayed > 0 for each in made] == [False, False, True]
+    trial.close()
+
+
+@pytest.mark.simulation
+@pytest.mark.usefixtures("_cuda")
+def test_a_seed_for_which_nothing_was_delayed_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = on_a_device(StressOptions())
+    monkeypatch.setattr(Delays, "before", lambda *_: None)
+    (failure,) = trial.run(2)
+    assert (failure.seed, failure.what) == (2, "nothing was delayed, so that nothing was tried")
+    trial.close()
+
+
+def test_lanes_that_the_gradient_does_not_have_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match="no lane 'other'; its lanes are device_to_host, host_to_device, main"
+    ):
+        StressOptions(lanes=("main", "other"))
+
+
+@pytest.mark.simulation
+@pytest.mark.usefixtures("_cuda", "_forgotten_wait")
 def test_on_a_device_the_detector_looks_at_a_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = GradientCase(
-        scenario=LASTREC, checkpoints="kv_checkpoints", options=StressOptions(), cuda=Cuda.REAL
-    )
     # Without the runs whose values are compared, that of the detector is the first, which has the mistake.
-    with crosscurrent.simulate(), monkeypatch.context() as patched:
+    with monkeypatch.context() as patched:
         patched.setattr(_Delayed, "_failures", lambda *_: [])
         patched.setattr(_Delayed, "_run", lambda *_, **__: Values({}))
-        (race,) = case.prepare().problems
+        (race,) = on_a_device(StressOptions()).problems
     assert race.what.startswith("write-after-read on device memory")
 
 

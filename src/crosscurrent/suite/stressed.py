@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from crosscurrent.kvcache.replay_log import ReplayLog
 from crosscurrent.races.findings import Finding
 from crosscurrent.races.watch import Watch, watch
 from crosscurrent.schedules import Prover, keep_values, save
-from crosscurrent.stress import DelayConfig, How, SeededReplays, delays
+from crosscurrent.stress import DelayConfig, Delays, How, SeededReplays, delays
 from crosscurrent.stress.campaign import Failure, Trial
 from crosscurrent.stress.lanes import OTHER
 from crosscurrent.stress.plans import plan_of
@@ -49,6 +49,12 @@ class StressOptions:
     """None: the seeds take turns."""
     save_to: Path | None = None
     """A folder for the programs of what failed on simulated CUDA."""
+
+    def __post_init__(self) -> None:
+        if OTHER in self.lanes:
+            raise ValueError(
+                f"the gradient has no lane {OTHER!r}; its lanes are {', '.join(DelayConfig().lanes)}"
+            )
 
     def plan(self, seed: int) -> DelayConfig:
         """The delays of one seed. Raises ``ValueError`` for options that cannot be."""
@@ -132,25 +138,33 @@ class _Delayed:
         with deterministic():
             self._off = self._run(flag=False)
             # There is no such lane: this counts ops, over which plans spread what they do.
-            with delays(DelayConfig(how=How.EVERYWHERE, lanes=(OTHER,))) as counted:
-                self.problems = self._failures(self._run(flag=True), None)
+            counted = delays(DelayConfig(how=How.EVERYWHERE, lanes=(OTHER,)))
+            self.problems = self._failures(self._run(flag=True, delayed=counted), None)
             self._length = counted.num_ops
             self.problems += self._races()
 
     def run(self, seed: int) -> list[Failure]:
         """Run with the flag on and the delays of one seed."""
-        with deterministic():
-            return self._failures(self._run(flag=True, plan=self._case.options.plan(seed)), seed)
+        plan = self._case.options.plan(seed)
+        # By chance a plan delays nothing, and tries nothing then. Each of the lanes has ops to delay.
+        for each in (plan, replace(plan, how=How.EVERYWHERE)):
+            delayed = delays(each, length=self._length)
+            with deterministic():
+                failures = self._failures(self._run(flag=True, delayed=delayed), seed)
+            if failures or delayed.num_delayed:
+                return failures
+        nothing = "nothing was delayed, so that nothing was tried"
+        return [Failure(case=self._case.name, seed=seed, what=nothing)]
 
     def close(self) -> None:
         """The next case starts with empty memory."""
         with suppress(RuntimeError):  # after a failed assertion on the device nothing works any more
             torch.cuda.empty_cache()
 
-    def _run(self, *, flag: bool, plan: DelayConfig | None = None) -> Values:
+    def _run(self, *, flag: bool, delayed: Delays | None = None) -> Values:
         model = self._case.model(flag=flag)
         torch.cuda.synchronize()  # whatever ran before is over, so that a run depends on its plan alone
-        with nullcontext() if plan is None else delays(plan, length=self._length):
+        with delayed or nullcontext():
             named = steps(model, make_batches())
         return Values.of(model, named)
 

@@ -50,7 +50,12 @@ def install(simulation: Simulation, patches: Patches) -> None:
     patch_factories(simulation, patches)
     _install_threads(simulation, patches)
     patch_children(simulation, patches)
-    _install_parsing(simulation, patches)
+    _install_parsing(patches)
+    _install_grouping(patches)
+    _install_compile(patches)
+    _install_dlpack(simulation, patches)
+    _install_attention(patches)
+    _install_one_hot(patches)
     patch_autocast(patches)
     patch_functions(simulation, patches)
     refuse_the_rest(simulation, patches)
@@ -124,7 +129,7 @@ def _install_threads(simulation: Simulation, patches: Patches) -> None:
     patches.set(threading.Thread, "_bootstrap_inner", bootstrap)
 
 
-def _install_parsing(simulation: Simulation, patches: Patches) -> None:
+def _install_parsing(patches: Patches) -> None:
     """``Module.to`` and the optimizers ask C++ code what a device is."""
     real_parse = torch._C._nn._parse_to
 
@@ -138,11 +143,6 @@ def _install_parsing(simulation: Simulation, patches: Patches) -> None:
         return real_parse(*args, **kwargs)
 
     patches.set(torch._C._nn, "_parse_to", parse_to)
-    _install_grouping(patches)
-    _install_compile(patches)
-    _install_dlpack(simulation, patches)
-    _install_attention(patches)
-    _install_one_hot(patches)
 
 
 def _install_one_hot(patches: Patches) -> None:

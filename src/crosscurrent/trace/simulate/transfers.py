@@ -25,20 +25,21 @@ def copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     _check_capture(mode, args[0], args[1], kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
     mode.simulation.before_call(func, args, kwargs)
     out = func(*args, **kwargs)
-    _finish_copy(mode, device, func, args, kwargs, out)
+    _finish_copy(mode, device, func, args, kwargs, source=args[1], target=out)
     return out
 
 
-def _finish_copy(mode: SimulatedDispatch, device: int, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+def _finish_copy(
+    mode: SimulatedDispatch, device: int, func: Any, args: Any, kwargs: Any, *, source: Tensor, target: Tensor
+) -> None:
     """Account for a copy that has run: its time, and whether the host waits for it."""
     memory = mode.simulation.memory
-    source, target = args[-1 if func is not _aten.copy_.default else 1], out
     ends = memory.block_of(source), memory.block_of(target)
     devices = [block.device for block in ends if block is not None and block.device >= 0]
     crosses = len(devices) == 1
     cost = KERNEL + (target.nbytes // COPY_BYTES_PER_NANOSECOND if crosses else 0)
     non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-    mode.report(device, func, args, kwargs, out, cost)
+    mode.report(device, func, args, kwargs, target, cost)
     if len(set(devices)) == 2:
         queues = [mode.simulation.queues.thread.current[index] for index in devices]
         both_free_at = max(queue.free_at for queue in queues)
@@ -88,7 +89,7 @@ def to_copy(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
     elif kwargs.get("pin_memory") or kwargs.get("non_blocking"):
         mode.tag_results(out, PINNED)  # a copy that nobody waits for gets page-locked memory by itself
     shown = {**kwargs, "device": CPU if there == ON_HOST else torch.device("cuda", there)}
-    _finish_copy(mode, there if there >= 0 else here, func, args, shown, out)
+    _finish_copy(mode, there if there >= 0 else here, func, args, shown, source=args[0], target=out)
     return out
 
 

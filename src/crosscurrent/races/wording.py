@@ -69,18 +69,17 @@ def fix_for(group: Sequence[Cause], info: TraceInfo) -> str:
     first, second = lane_of(head.first_lane, info).name, lane_of(head.second_lane, info).name
     before = f"before {head.second.name} at {_at(head.second.site, info)}"
     ready = head.context.ready
+    event = None
     if ready is not None and ready.index > last.first.index and ready.via == "record":
         event = f"the event recorded on {first} at {_at(ready.site, info)}"
-    else:
-        event = "it"
     if head.second_lane == HOST:
-        if event != "it":
+        if event is not None:
             return f"call `event.synchronize()` on {event}, {before}"
         return (
             f"record an event on {first} after {last.first.name} at {_at(last.first.site, info)} "
             f"and call `event.synchronize()` {before}"
         )
-    if event != "it":
+    if event is not None:
         return f"let {second} wait for {event}: `{stream_word(second)}.wait_event(event)` {before}"
     return (
         f"record an event on {first} after {last.first.name} at {_at(last.first.site, info)} "

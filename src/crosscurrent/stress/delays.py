@@ -15,7 +15,7 @@ import itertools
 import logging
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,16 @@ _CALIBRATION = 5_000_000
 """Cycles to measure the clock with: some milliseconds, far more than a launch takes."""
 
 
+class _Known(NamedTuple):
+    """An op that was met."""
+
+    func: Any
+    """The op itself is kept, so that its id stays its own."""
+
+    launches: bool
+    name: str
+
+
 def delays(config: DelayConfig, *, length: int = 1000) -> Delays:
     """Delay what runs inside of ``with delays(config):``.
 
@@ -54,7 +64,7 @@ class Delays:
         self._numbers = itertools.count()
         self._roles: dict[tuple[int, int], str] = {}
         self._cycles: dict[int, float] = {}
-        self._launches: dict[int, tuple[Any, bool, str]] = {}
+        self._known: dict[int, _Known] = {}
         self._sites = Sites() if config.how is How.DIRECTED else None
         self._mode: _DelayMode | None = None
         self.num_ops = 0
@@ -86,12 +96,11 @@ class Delays:
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An op is about to be issued: put its delay in front of it."""
-        known = self._launches.get(id(func))
+        known = self._known.get(id(func))
         if known is None:
             sign = signature(func)
-            # The op is kept, so that its id stays its own.
-            known = self._launches[id(func)] = (func, sign.kind not in _LAUNCHES_NOTHING, sign.name)
-        if not known[1]:
+            known = self._known[id(func)] = _Known(func, sign.kind not in _LAUNCHES_NOTHING, sign.name)
+        if not known.launches:
             return
         device = _device(args, kwargs)
         # A delay that is captured would stay in the graph.
@@ -103,7 +112,7 @@ class Delays:
         if role is None:
             role = self._roles[device, stream] = _role(args, kwargs)
         site = None if self._sites is None else self._sites.sites[self._sites.here()]
-        microseconds = self._decide(Step(role, next(self._numbers), known[2], site))
+        microseconds = self._decide(Step(role, next(self._numbers), known.name, site))
         if microseconds > 0:
             self.num_delayed += 1
             with torch.cuda.device(device):

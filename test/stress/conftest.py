@@ -1,4 +1,4 @@
-"""A gradient with a mistake in it."""
+"""A gradient with a mistake in it, and what was delayed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from crosscurrent.gradient import transfer
+from crosscurrent.stress import DelayConfig, Delays, delays
 
 FORGETFUL_FETCH = 6
 """The fetch that forgets to wait: in the backward pass of the first batch, with slots in use."""
@@ -26,3 +27,17 @@ def _forgotten_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         right(self, source, num_bytes)
 
     monkeypatch.setattr(transfer.Incoming, "fetch", fetch)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Delays]:
+    """All delays that the suite makes, in order."""
+    found: list[Delays] = []
+
+    def remembered(config: DelayConfig, *, length: int = 1) -> Delays:
+        found.append(delays(config, length=length))
+        return found[-1]
+
+    for module in ("stressed", "history"):
+        monkeypatch.setattr(f"crosscurrent.suite.{module}.delays", remembered)
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from crosscurrent.stress.delays import delays
+from crosscurrent.stress.delays import Delays, delays
 from crosscurrent.stress.history import PAST_RACES, PastRace, Shown, history_table
 from crosscurrent.stress.lanes import roles_in
 from crosscurrent.stress.plans import DelayConfig, How, Target
@@ -137,11 +137,12 @@ def test_the_delay_meets_its_target() -> None:
     assert 0 < delayed.num_delayed < delayed.num_ops / 50
 
 
-def test_the_code_as_it_is_stands_a_delay() -> None:
+def test_the_code_as_it_is_stands_a_delay(made: list[Delays]) -> None:
     race = BY_NAME["slot-refilled-early"]
     _, finding = detected(race, LASTREC)
     assert finding is not None
     assert under_delay(race, LASTREC, Target.of(finding), changed=False) == ""
+    assert [delayed.num_delayed > 0 for delayed in made] == [True]
 
 
 @pytest.mark.gpu

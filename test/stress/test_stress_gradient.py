@@ -13,9 +13,8 @@ import torch
 
 from crosscurrent.errors import WrongUseError
 from crosscurrent.schedules import Schedule, load, run_schedule
-from crosscurrent.stress import DelayConfig, Delays, How, delays, plans
+from crosscurrent.stress import Delays, How, plans
 from crosscurrent.stress.campaign import Case, Trial
-from crosscurrent.suite import stressed
 from crosscurrent.suite.scenario import WITH_GRAPHS, Scenario, scenarios
 from crosscurrent.suite.stressed import GradientCase, StressOptions, Values, _Delayed, cases
 from crosscurrent.suite.verification import Cuda
@@ -78,19 +77,6 @@ def test_a_few_real_delays_change_nothing(scenario: Scenario) -> None:
 
 def on_a_device(options: StressOptions) -> Trial:
     return replace(lastrec(options), cuda=Cuda.REAL).prepare()
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Delays]:
-    """All delays that are made, in order."""
-    found: list[Delays] = []
-
-    def remembered(config: DelayConfig, *, length: int = 1) -> Delays:
-        found.append(delays(config, length=length))
-        return found[-1]
-
-    monkeypatch.setattr(stressed, "delays", remembered)
-    return found
 
 
 @pytest.mark.simulation

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -138,9 +139,18 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 
 
 def _public_names() -> Iterator[str]:
-    for module in ("", ".schedules", ".stress", ".gradient"):
+    for module in ("", ".schedules", ".schedules.engines", ".stress", ".gradient"):
         home = import_module(f"crosscurrent{module}")
         yield from (name for name in home.__all__ if not name.startswith("__"))
+
+
+def _named_on_pages() -> Iterator[str]:
+    """Functions and classes that a page names by their path."""
+    for page in PAGES:
+        for path in re.findall(r"`(crosscurrent(?:\.\w+)+)`", (DOCS / page).read_text(encoding="utf-8")):
+            module, _, name = path.rpartition(".")
+            if not isinstance(getattr(import_module(module), name), ModuleType):
+                yield name
 
 
 def test_the_reference_has_every_public_name() -> None:
@@ -148,7 +158,7 @@ def test_the_reference_has_every_public_name() -> None:
     documented = {
         name.rpartition(".")[2] for name in re.findall(r"^\.\. auto\w+:: (\S+)", reference, re.MULTILINE)
     }
-    assert set(_public_names()) <= documented
+    assert {*_public_names(), *_named_on_pages()} <= documented
     assert crosscurrent.__all__
 
 

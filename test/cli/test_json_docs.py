@@ -24,7 +24,7 @@ from crosscurrent.cli import main
 from crosscurrent.report.costs import Direction
 from crosscurrent.report.overlap import Activity, Blocked, Timeline, analyse
 from crosscurrent.stress.campaign import Failure
-from crosscurrent.stress.history import PAST_RACES, Shown, Told
+from crosscurrent.stress.history import PAST_RACES, HistoryEvidence, Shown
 from crosscurrent.stress.mutations import Mutant, Score
 from crosscurrent.trace.records import WAIT_KINDS, Site
 
@@ -221,7 +221,7 @@ def test_score_of_mutants() -> None:
 
 
 def test_races_of_the_past() -> None:
-    told = Told(
+    told = HistoryEvidence(
         (
             Shown(race=PAST_RACES[0], finding="x", witness="", delayed=None),
             Shown(race=None, finding="", witness="", delayed=None),

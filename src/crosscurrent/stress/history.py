@@ -192,7 +192,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class HistoryEvidence:
     """All that was shown in one run."""
 
     shown: tuple[Shown, ...]

@@ -17,7 +17,7 @@ from crosscurrent.schedules import Prover, RandomWalk, explore
 from crosscurrent.schedules.strategies import LatestAndEarliest
 from crosscurrent.schedules.values import What
 from crosscurrent.stress.delays import delays
-from crosscurrent.stress.history import PAST_RACES, PastRace, Shown, Told
+from crosscurrent.stress.history import PAST_RACES, HistoryEvidence, PastRace, Shown
 from crosscurrent.stress.lanes import roles_in
 from crosscurrent.stress.plans import DelayConfig, How, Target
 from crosscurrent.suite.experiment import differences, make_batches, make_model
@@ -93,13 +93,13 @@ class History:
 
 def judge(shown: Sequence[Shown]) -> Outcome:
     """Held if every race showed, and none in the code as it is."""
-    told = Told(tuple(shown))
+    evidence = HistoryEvidence(tuple(shown))
     wrong = [each for each in shown if not each.as_expected]
     if wrong:
-        return Outcome.failed("; ".join(_complaint(each) for each in wrong), told)
+        return Outcome.failed("; ".join(_complaint(each) for each in wrong), evidence)
     races = sum(each.race is not None for each in shown)
     ways = "named, witnessed and shown by a delay" if shown[0].delayed is not None else "named and witnessed"
-    return Outcome.held(f"{races} races of the past {ways}; none in the code as it is", told)
+    return Outcome.held(f"{races} races of the past {ways}; none in the code as it is", evidence)
 
 
 def history(scenario: Scenario, races: Sequence[PastRace] = PAST_RACES) -> Iterator[Shown]:

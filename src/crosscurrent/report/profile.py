@@ -28,7 +28,7 @@ from crosscurrent.report.modelled import PASSES as OF_RECORDS
 from crosscurrent.report.modelled import overlap_of_records
 from crosscurrent.report.overlap import PASSES as ANALYSIS
 from crosscurrent.report.overlap import Overlap, analyse
-from crosscurrent.schedules.countdown import Countdown, Told
+from crosscurrent.schedules.countdown import Countdown, Progress
 from crosscurrent.trace.patches import Patches
 from crosscurrent.trace.simulate import active
 from crosscurrent.trace.sites import Sites
@@ -88,7 +88,7 @@ class OverlapRun:
         else:
             self._contexts.__exit__(kind, error, traceback)
 
-    def conclude(self, *, told: Told | None = None) -> None:
+    def conclude(self, *, told: Progress | None = None) -> None:
         """End the run, and analyse it: what the end of the ``with`` block does, if this was not done before.
 
         ``told`` is called meanwhile with how far that has come, and with how far it has to come at most: a

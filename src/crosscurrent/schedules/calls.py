@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crosscurrent.schedules import capture
-from crosscurrent.schedules.capture import Before, kept
+from crosscurrent.schedules import arguments
+from crosscurrent.schedules.arguments import Before, kept
 from crosscurrent.schedules.contents import Contents, elements
 from crosscurrent.schedules.program import Action, Call, Given, View
 from crosscurrent.trace.access import Kind, Signature
@@ -48,7 +48,7 @@ class Calls:
     def _call(
         self, sign: Signature, ops: list[Op], func: Any, args: Any, kwargs: Any, out: Any, before: Before
     ) -> None:
-        written = {id(tensor) for tensor in capture.written(sign, args, kwargs)}
+        written = {id(tensor) for tensor in arguments.written(sign, args, kwargs)}
         main = ops[-1]
         staged: dict[View, View] = {}
 
@@ -63,8 +63,8 @@ class Calls:
                 return self._contents.host_read(main, tensor, before.pageable.get(id(tensor)))
             return kept(tensor)
 
-        new_args, new_kwargs = capture.convert(args, convert), capture.convert(kwargs, convert)
-        results = tuple(self._result(main, item, before, args, kwargs) for item in capture.flat(out))
+        new_args, new_kwargs = arguments.convert(args, convert), arguments.convert(kwargs, convert)
+        results = tuple(self._result(main, item, before, args, kwargs) for item in arguments.flat(out))
         name = str(func.name()) if isinstance(func, torch._ops.OpOverload) else func  # type: ignore[no-untyped-call]
         call = Call(name, new_args, new_kwargs, results)
         for op in ops[:-1]:
@@ -85,11 +85,11 @@ class Calls:
         self, call: Call, op: Op, func: Any, args: Any, kwargs: Any, out: Any, state: Tensor
     ) -> Action:
         """An op that draws: from the same state where that gives the same values, else what came out."""
-        if self._contents.device == "cpu" and capture.reproduces(func, args, kwargs, out, state):
+        if self._contents.device == "cpu" and arguments.reproduces(func, args, kwargs, out, state):
             return call._replace(random=state)
         views = {
             View.of(tensor, block.index): tensor
-            for tensor in capture.tensors_in((args, kwargs, out))
+            for tensor in arguments.tensors_in((args, kwargs, out))
             if (block := self._contents.block_of(tensor)) is not None
         }
         written = {access.block for access in op.accesses if access.write}
@@ -151,6 +151,6 @@ class Calls:
         block = self._contents.block_of(item)
         if block is not None:
             return None if block.index in before.blocks else View.of(item, block.index)
-        if any(capture.same_storage(item, tensor) for tensor in capture.tensors_in((args, kwargs))):
+        if any(arguments.same_storage(item, tensor) for tensor in arguments.tensors_in((args, kwargs))):
             return None
         return self._contents.host_read(op, item, None)

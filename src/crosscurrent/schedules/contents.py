@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crosscurrent.schedules import capture
-from crosscurrent.schedules.capture import bytes_of, kept
+from crosscurrent.schedules import arguments
+from crosscurrent.schedules.arguments import bytes_of, kept
 from crosscurrent.schedules.errors import NotReplayableError
 from crosscurrent.schedules.program import Buffer, HostRead, View, poison_of
 from crosscurrent.trace.access import Kind, Signature
@@ -51,7 +51,7 @@ class Contents:
     def meet_results(self, sign: Signature, ops: list[Op], args: Any, out: Any) -> None:
         """See new blocks; those that hold nothing yet, or less than they could, are poisoned."""
         resized = sign.kind is Kind.RESIZE or sign.grows
-        for tensor in capture.tensors_in((out, args if resized else ())):
+        for tensor in arguments.tensors_in((out, args if resized else ())):
             block = self.block_of(tensor)
             if block is None or block.index in self.buffers:
                 continue
@@ -104,7 +104,7 @@ class Contents:
         return self._tracer.storage_of(block)
 
     def _note_device(self, tensor: Tensor) -> None:
-        if capture.is_real_cuda(tensor):
+        if arguments.is_real_cuda(tensor):
             self.device = "cuda"
 
 

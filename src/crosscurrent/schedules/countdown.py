@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-Told: TypeAlias = Callable[[float, int], None]
+Progress: TypeAlias = Callable[[float, int], None]
 """Called with the steps that were taken, and with how many there will be at most, which never grows. Of steps
 that take long, parts are told, too."""
 
@@ -18,7 +18,7 @@ class Countdown:
     counted off at once.
     """
 
-    def __init__(self, told: Told | None = None) -> None:
+    def __init__(self, told: Progress | None = None) -> None:
         self._told = told
         self._taken = 0
         self._left = 0

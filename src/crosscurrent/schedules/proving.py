@@ -23,8 +23,8 @@ from torch import Tensor
 from crosscurrent.errors import WrongUseError
 from crosscurrent.races.findings import Finding
 from crosscurrent.races.watch import Watch, watch
-from crosscurrent.schedules.capture import has_real_cuda, quiet
-from crosscurrent.schedules.countdown import Told
+from crosscurrent.schedules.arguments import has_real_cuda, quiet
+from crosscurrent.schedules.countdown import Progress
 from crosscurrent.schedules.errors import NotReplayableError
 from crosscurrent.schedules.program import Program
 from crosscurrent.schedules.recording import Keeper, keep_values
@@ -76,7 +76,7 @@ class Proving:
             self._program = self._entered().program()
         return self._program
 
-    def prove(self, *, told: Told | None = None) -> Iterator[Finding]:
+    def prove(self, *, told: Progress | None = None) -> Iterator[Finding]:
         """The races, each with its ``witness`` (what changed, or why nothing did) and ``schedule``, as
         soon as these are known. Runs the program again some times for each that is new.
 

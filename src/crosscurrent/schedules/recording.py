@@ -23,9 +23,9 @@ from torch import Tensor
 
 from crosscurrent.errors import WrongUseError
 from crosscurrent.races.watch import Watch
-from crosscurrent.schedules import capture
+from crosscurrent.schedules import arguments
+from crosscurrent.schedules.arguments import Before, kept, quiet
 from crosscurrent.schedules.calls import Calls
-from crosscurrent.schedules.capture import Before, kept, quiet
 from crosscurrent.schedules.contents import Contents
 from crosscurrent.schedules.program import Action, Program, View
 from crosscurrent.schedules.unseen import Unseen
@@ -121,15 +121,15 @@ class Keeper:
             return
         with self._lock, quiet(self._tracer):
             self._tracer.begin()
-            before = Before(random=capture.random_state(func))
-            for tensor in capture.tensors_in((args, kwargs)):
+            before = Before(random=arguments.random_state(func))
+            for tensor in arguments.tensors_in((args, kwargs)):
                 block = self._contents.block_of(tensor)
                 if block is not None:
                     self._meet(block, tensor)
                     before.blocks.add(block.index)
             before.host_wrote = self._unseen.host_wrote(before.blocks)
             if before.blocks:
-                for tensor in capture.written(sign, args, kwargs):
+                for tensor in arguments.written(sign, args, kwargs):
                     if self._contents.block_of(tensor) is None:
                         before.pageable[id(tensor)] = kept(tensor)
             self._before.call = before
@@ -147,13 +147,13 @@ class Keeper:
             self._before.call = None
             if before is None:  # a higher-order op: it only reads its arguments, so that it is not too late
                 before = Before(random=None)
-                for tensor in capture.tensors_in((args, kwargs)):
+                for tensor in arguments.tensors_in((args, kwargs)):
                     if (block := self._contents.block_of(tensor)) is not None:
                         self._meet(block, tensor)
                         before.blocks.add(block.index)
             self._contents.meet_results(sign, ops, args, out)
             # An operation whose values cannot be kept has no action, which a replay reports by its name.
-            with contextlib.suppress(capture.NotKeptError):
+            with contextlib.suppress(arguments.NotKeptError):
                 self._calls.act(sign, ops, func, args, kwargs, out, before)
             self._unseen.look_again({access.block for op in ops for access in op.accesses})
 

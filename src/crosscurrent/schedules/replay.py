@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from crosscurrent.schedules import capture
+from crosscurrent.schedules import arguments
 from crosscurrent.schedules.arena import Arena
-from crosscurrent.schedules.compiled import Bound, Step, bind, same_values, settle
+from crosscurrent.schedules.bound import Bound, Step, bind, same_values, settle
 from crosscurrent.schedules.conflicts import Conflicts, conflicts
-from crosscurrent.schedules.countdown import Countdown, Told
+from crosscurrent.schedules.countdown import Countdown, Progress
 from crosscurrent.schedules.errors import NotReplayableError
 from crosscurrent.schedules.order import Linear
 from crosscurrent.schedules.packing import pack
@@ -87,11 +87,11 @@ class Replayer:
         reuse: Sequence[Reuse] = (),
         *,
         settled: dict[int, list[int]] | None = None,
-        told: Told | None = None,
+        told: Progress | None = None,
     ) -> None:
         """``settled`` remembers how ops are best run, for further replayers of the same program. ``told`` is
         called meanwhile with how much is bound, and with how much that will be, in units of no meaning."""
-        if program.device == "cuda" and not capture.has_real_cuda():
+        if program.device == "cuda" and not arguments.has_real_cuda():
             raise NotReplayableError(
                 "the program was recorded on a GPU, and this machine has none: replay it on one, or record "
                 "it under crosscurrent.simulate()"

@@ -27,7 +27,7 @@ from safetensors.torch import save as serialized
 from torch import Tensor
 
 from crosscurrent.checks import file_path
-from crosscurrent.schedules.countdown import Countdown, Told
+from crosscurrent.schedules.countdown import Countdown, Progress
 from crosscurrent.schedules.errors import DamagedError, NotReplayableError, VersionError
 from crosscurrent.schedules.program import Action, Buffer, Call, Given, HostRead, Program, View
 from crosscurrent.trace import records as trace
@@ -68,7 +68,7 @@ _RECORDS: Mapping[str, type] = {
 }
 
 
-def save(program: Program, path: str | Path, *, told: Told | None = None) -> None:
+def save(program: Program, path: str | Path, *, told: Progress | None = None) -> None:
     """Write a program to a file. Raises ``NotReplayableError`` if a part of it lives in this process only.
 
     ``told`` is called meanwhile with the bytes that were gone through, and with how many these will be; what
@@ -109,7 +109,7 @@ def save(program: Program, path: str | Path, *, told: Told | None = None) -> Non
     _write(path, metadata, tensors.by_name, countdown)
 
 
-def load(path: str | Path, *, told: Told | None = None) -> Program:
+def load(path: str | Path, *, told: Progress | None = None) -> Program:
     """Read a program from a file.
 
     Raises ``DamagedError`` or ``VersionError``, whichever it is, and ``OSError`` where there is no such file.

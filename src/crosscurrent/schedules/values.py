@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from crosscurrent.schedules.arena import Arena
-from crosscurrent.schedules.compiled import different
+from crosscurrent.schedules.bound import different
 from crosscurrent.schedules.program import Program, View, whole_views
 from crosscurrent.schedules.reuse import blocks_of
 from crosscurrent.trace.records import Alloc

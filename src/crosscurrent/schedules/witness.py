@@ -17,7 +17,7 @@ import torch
 
 from crosscurrent.races.causes import RaceKind
 from crosscurrent.races.findings import Finding, RacingAccess
-from crosscurrent.schedules.countdown import Countdown, Told
+from crosscurrent.schedules.countdown import Countdown, Progress
 from crosscurrent.schedules.errors import NotReplayableError
 from crosscurrent.schedules.order import Linear
 from crosscurrent.schedules.program import Program
@@ -85,7 +85,7 @@ class Prover:
     if ``expect`` said what is to be proven.
     """
 
-    def __init__(self, program: Program, *, told: Told | None = None) -> None:
+    def __init__(self, program: Program, *, told: Progress | None = None) -> None:
         self._program = program
         self._countdown = Countdown(told)
         self._replayers: dict[tuple[Reuse, ...], Replayer] = {}

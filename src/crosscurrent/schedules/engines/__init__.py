@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from crosscurrent.schedules.engines.counting import Told
+from crosscurrent.schedules.engines.counting import Count
 from crosscurrent.schedules.engines.processes import Processes
 from crosscurrent.schedules.engines.protocol import Engine
 from crosscurrent.schedules.engines.ray_cluster import RayCluster
@@ -39,7 +39,7 @@ def spread(
     engine: Engine,
     *,
     limit: int | None = None,
-    told: Told | None = None,
+    told: Count | None = None,
 ) -> Exploration:
     """Like ``explore``, on an engine: the same schedules, the same findings.
 

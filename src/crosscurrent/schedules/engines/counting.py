@@ -11,7 +11,7 @@ from crosscurrent.schedules.strategies import Proposal, Space, Strategy
 EVERY: Final = 0.2
 """Seconds between two tellings: often enough to look at, seldom enough to cost nothing."""
 
-Told: TypeAlias = Callable[[int], None]
+Count: TypeAlias = Callable[[int], None]
 """Called now and then with how many schedules were dealt with so far."""
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, wait
 from typing import Any
 
 from crosscurrent.cores import num_cores
-from crosscurrent.schedules.engines.counting import EVERY, Told
+from crosscurrent.schedules.engines.counting import EVERY, Count
 from crosscurrent.schedules.engines.worker import packed, work
 from crosscurrent.schedules.explore import Exploration, Share
 from crosscurrent.schedules.program import Program
@@ -30,7 +30,7 @@ class Processes:
         strategies: Sequence[Strategy],
         limit: int | None,
         shares: Sequence[Share],
-        told: Told | None = None,
+        told: Count | None = None,
     ) -> list[Exploration]:
         """The shares' results, in their order."""
         data = packed(program)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from crosscurrent.schedules.engines.counting import Told
+from crosscurrent.schedules.engines.counting import Count
 from crosscurrent.schedules.explore import Exploration, Share
 from crosscurrent.schedules.program import Program
 from crosscurrent.schedules.strategies import Strategy
@@ -24,7 +24,7 @@ class Engine(Protocol):
         strategies: Sequence[Strategy],
         limit: int | None,
         shares: Sequence[Share],
-        told: Told | None = None,
+        told: Count | None = None,
     ) -> list[Exploration]:
         """The shares' results, in their order. ``told`` hears how far each share has come, on average."""
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from crosscurrent.errors import WrongUseError
-from crosscurrent.schedules.engines.counting import EVERY, Told
+from crosscurrent.schedules.engines.counting import EVERY, Count
 from crosscurrent.schedules.engines.worker import packed, work
 from crosscurrent.schedules.explore import Exploration, Share
 from crosscurrent.schedules.program import Program
@@ -37,7 +37,7 @@ class RayCluster:
         strategies: Sequence[Strategy],
         limit: int | None,
         shares: Sequence[Share],
-        told: Told | None = None,
+        told: Count | None = None,
     ) -> list[Exploration]:
         """The shares' results, in their order."""
         data = self._ray.put(packed(program))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crosscurrent.schedules.engines.counting import Told, counted
+from crosscurrent.schedules.engines.counting import Count, counted
 from crosscurrent.schedules.explore import Exploration, Share, explore
 from crosscurrent.schedules.program import Program
 from crosscurrent.schedules.strategies import Strategy
@@ -23,7 +23,7 @@ class Serial:
         strategies: Sequence[Strategy],
         limit: int | None,
         shares: Sequence[Share],
-        told: Told | None = None,
+        told: Count | None = None,
     ) -> list[Exploration]:
         """The shares' results, in their order."""
         so_far = 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from crosscurrent.schedules.compiled import flat, same_values
+from crosscurrent.schedules.bound import flat, same_values
 from crosscurrent.schedules.program import View
 from crosscurrent.trace.access import Signature, Use
 from crosscurrent.trace.recorder import Recorder

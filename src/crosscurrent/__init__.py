@@ -1,9 +1,9 @@
 """crosscurrent: prove that multi-stream CUDA code in PyTorch is right.
 
-with crosscurrent.simulate():            # leave out on a machine with a GPU
-    with crosscurrent.watch() as watch:
-        step()
-watch.raise_for_races()
+    with crosscurrent.simulate():            # leave out on a machine with a GPU
+        with crosscurrent.watch() as watch:
+            step()
+    watch.raise_for_races()
 """
 
 from __future__ import annotations

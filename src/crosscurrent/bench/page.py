@@ -1,6 +1,6 @@
 """The measured tables for the documentation, made from the JSON document alone.
 
-text = with_tables(text, document)      # between the two marks in the page, and nowhere else
+    text = with_tables(text, document)      # between the two marks in the page, and nowhere else
 """
 
 from __future__ import annotations

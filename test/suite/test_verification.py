@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
+from known_answers import Asked, Question
 
 from crosscurrent.suite import LAYERS
-from crosscurrent.suite.exactness import Exactness
 from crosscurrent.suite.layer import Outcome, Verdict
 from crosscurrent.suite.recorded import on_gpu
 from crosscurrent.suite.scenario import WITH_GRAPHS, Scenario, scenarios
 from crosscurrent.suite.verification import Cuda, Result, _result_of, overall, questions, run, run_spread
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """A layer whose answer is known."""
-
-    name: str = "question"
-    claim: str = "The answer is known."
-    needs_cuda: bool = False
-    needs_quiet: bool = False
-    takes_graphs: bool = False
-    answer: Outcome | Exception = Outcome.held("known")  # noqa: RUF009
-
-    def check(self, scenario: Scenario) -> Outcome:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    def takes(self, scenario: Scenario) -> bool:
-        return self.takes_graphs or not scenario.graphs
-
 
 ONE = scenarios()[:1]
 
@@ -111,10 +91,19 @@ def test_without_a_device_simulation_is_a_choice() -> None:
 
 
 def test_processes_give_the_answers_of_one() -> None:
-    layers = [Exactness()]
-    alone = {result.scenario: result.outcome for result in run(layers, ONE, Cuda.NONE)}
-    spread = {result.scenario: result.outcome for result in run_spread(layers, ONE, Cuda.NONE, workers=2)}
-    assert spread == alone
+    layers = [
+        Question(name="a"),
+        Question(name="b", answer=Outcome.failed("seen 1, expected 2")),
+        Question(name="c", answer=KeyError("lost")),
+        Question(name="d", needs_cuda=True),
+    ]
+
+    def outcomes(results: Iterator[Result]) -> dict[tuple[str, Scenario], Outcome]:
+        return {(result.layer, result.scenario): result.outcome for result in results}
+
+    alone = outcomes(run(layers, scenarios(), Cuda.NONE))
+    assert outcomes(run_spread(layers, scenarios(), Cuda.NONE, workers=2)) == alone
+    assert len(alone) == len(layers) * len(scenarios())
 
 
 def test_a_process_that_died_is_no_verdict() -> None:
@@ -128,19 +117,12 @@ def test_a_process_that_died_is_no_verdict() -> None:
     assert "--workers 1" in result.outcome.detail
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked(Question):
-    """Its answer is the process that was asked."""
-
-    def check(self, scenario: Scenario) -> Outcome:
-        return Outcome.held(str(os.getpid()))
-
-
 @pytest.mark.parametrize("cuda", [Cuda.REAL, Cuda.NONE])
 def test_what_needs_a_real_device_quiet_is_asked_at_the_end_in_this_process(cuda: Cuda) -> None:
     layers = [Asked(name="quiet", needs_quiet=True), Asked(name="loud")]
     results = list(run_spread(layers, scenarios(), cuda, workers=2))
     assert len(results) == len(layers) * len(scenarios())
+    assert all(result.outcome.detail.isdecimal() for result in results)
     here = [result.layer for result in results if result.outcome.detail == str(os.getpid())]
     assert here == (["quiet"] * len(scenarios()) if cuda is Cuda.REAL else [])
     assert [result.layer for result in results[len(results) - len(here) :]] == here

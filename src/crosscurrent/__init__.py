@@ -1,5 +1,7 @@
 """crosscurrent: prove that multi-stream CUDA code in PyTorch is right.
 
+The shortest use of it:
+
     with crosscurrent.simulate():            # leave out on a machine with a GPU
         with crosscurrent.watch() as watch:
             step()

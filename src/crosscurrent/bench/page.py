@@ -1,6 +1,8 @@
 """The measured tables for the documentation, made from the JSON document alone.
 
-    text = with_tables(text, document)      # between the two marks in the page, and nowhere else
+What is between the two marks in a page is replaced, and nothing else:
+
+    text = with_tables(text, document)
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """``proving``: watch a piece of a program, keep its values, and show what its races do to them.
 
-with crosscurrent.simulate(), crosscurrent.proving() as proof:
-    loss = step()
-    proof.name({"loss": loss})
-for finding in proof.findings:
-    print(finding.witness, finding.schedule)
-proof.save("step.ccp")               # for `crosscurrent replay step.ccp SCHEDULE`
+All of it, with a name for a value and a file for `crosscurrent replay step.ccp SCHEDULE`:
+
+    with crosscurrent.simulate(), crosscurrent.proving() as proof:
+        loss = step()
+        proof.name({"loss": loss})
+    for finding in proof.findings:
+        print(finding.witness, finding.schedule)
+    proof.save("step.ccp")
 """
 
 from __future__ import annotations

@@ -33,12 +33,25 @@ for _ in range(100):
 RACY = LONG.replace("side.wait_stream(torch.cuda.current_stream())", "pass").replace("mul_(2)", "mul_(1)")
 """The same race again and again, and no order that changes a value."""
 
+MAIN = "from crosscurrent.cli import main; raise SystemExit(main())"
+QUICK_EXAMINATIONS = f"""
+from crosscurrent.cli import checkup
+works = checkup.State.WORKS, "", ""
+checkup.EXAMINATIONS = dict.fromkeys(checkup.EXAMINATIONS, lambda: works)
+{MAIN}
+"""
+ONE_RACE = f"""
+from crosscurrent.stress import history
+history.PAST_RACES = history.PAST_RACES[:1]
+{MAIN}
+"""
 
-def _on_a_terminal(words: list[str], *, code: int = 0, **environment: str) -> str:
+
+def _on_a_terminal(words: list[str], *, code: int = 0, program: str = MAIN, **environment: str) -> str:
     """What a command shows on a terminal of its own, before it ends with an exit code."""
     ours, its = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "crosscurrent", *words],
+        [sys.executable, "-c", program, *words],
         stdin=its,
         stdout=its,
         stderr=its,
@@ -136,21 +149,22 @@ def test_a_replay_in_one_order_says_how_much_is_left(program: str, *, schedule: 
 
 
 @pytest.mark.parametrize(
-    ("words", "steps"),
+    ("words", "steps", "program"),
     [
-        ("doctor", len(EXAMINATIONS)),
-        ("verify --layers contracts", 4),
-        ("stress --seeds 2 --policies lastrec --quantizers default --checkpoints kv_checkpoints", 3),
-        pytest.param("stress --history", 12, marks=pytest.mark.simulation),
-        ("train --steps 3", 3),
-        pytest.param("bench cpu-small --repeats 1", 5, marks=pytest.mark.simulation),
+        ("doctor", len(EXAMINATIONS), QUICK_EXAMINATIONS),
+        ("verify --layers contracts", 4, MAIN),
+        ("stress --seeds 2 --policies lastrec --quantizers default --checkpoints kv_checkpoints", 3, MAIN),
+        pytest.param("stress --history", 2, ONE_RACE, marks=pytest.mark.simulation),
+        ("train --steps 3", 3, MAIN),
+        pytest.param("bench cpu-small --repeats 1", 5, MAIN, marks=pytest.mark.simulation),
     ],
+    ids=lambda value: value if value not in (MAIN, QUICK_EXAMINATIONS, ONE_RACE) else "",
 )
 def test_every_long_command_counts_its_steps(
-    words: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, steps: int, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = _on_a_terminal(words.split())
+    shown = _on_a_terminal(words.split(), program=program)
     done = [int(count) for count in re.findall(rf"(\d+)/{steps} .*? gone, +[-\d:]+ left", shown)]
     assert done[0] == 0
     assert done[-1] == steps

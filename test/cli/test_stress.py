@@ -17,7 +17,7 @@ import torch
 from crosscurrent.cli import main
 from crosscurrent.gradient import transfer
 from crosscurrent.stress import campaign
-from crosscurrent.stress.campaign import Failure, Trial
+from crosscurrent.stress.campaign import Failure
 from crosscurrent.stress.history import PAST_RACES
 from crosscurrent.suite import history
 from crosscurrent.suite.stressed import GradientCase
@@ -33,6 +33,18 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(campaign, "code_fingerprint", lambda: "0123456789abcdef")
 
 
+class Quiet:
+    """A trial in which nothing runs, and nothing differs."""
+
+    problems = ()
+
+    def run(self, seed: int) -> list[Failure]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
 def _json() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(Path("out.json").read_text(encoding="utf-8"))
     return found
@@ -41,15 +53,13 @@ def _json() -> dict[str, Any]:
 def test_stopped_and_continued_all_is_tried_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prepare = GradientCase.prepare
-
-    def interrupted(case: GradientCase) -> Trial:
+    def interrupted(_: GradientCase) -> Quiet:
         signal.raise_signal(signal.SIGINT)
-        return prepare(case)
+        return Quiet()
 
-    with monkeypatch.context() as patched:
-        patched.setattr(GradientCase, "prepare", interrupted)
-        assert main([*ONE_CASE, "--seeds", "2", "--json", "out.json"]) == 130
+    monkeypatch.setattr(GradientCase, "prepare", interrupted)
+    assert main([*ONE_CASE, "--seeds", "2", "--json", "out.json"]) == 130
+    monkeypatch.setattr(GradientCase, "prepare", lambda _: Quiet())
     output = capsys.readouterr().out
     assert "1 case(s) x 2 seed(s) on " in output
     assert "stopped after 0 of 2; the same command with --continue goes on" in output
@@ -118,14 +128,9 @@ def test_a_failure_prints_the_one_command_that_repeats_it(
 def test_a_seed_that_raises_is_a_failure_and_the_run_can_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Fatal:
-        problems = ()
-
+    class Fatal(Quiet):
         def run(self, seed: int) -> list[Failure]:
             raise RuntimeError("device-side assert triggered")
-
-        def close(self) -> None:
-            pass
 
     monkeypatch.setattr(GradientCase, "prepare", lambda _: Fatal())
     assert main([*ONE_CASE, "--seeds", "3"]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.graphs import Graphs
 from crosscurrent.gradient.long_context import LongContextGradientModel
 from crosscurrent.kvcache.policies.h2o import H2O
-from crosscurrent.suite import exactness
+from crosscurrent.model.transformer import Head, Transformer
+from crosscurrent.suite import exactness, experiment
 from crosscurrent.suite.contracts import Contracts
 from crosscurrent.suite.exactness import Exactness
 from crosscurrent.suite.experiment import (
@@ -139,6 +141,20 @@ def test_what_is_not_finite_on_both_sides_is_a_difference_too(bad: float) -> Non
     for side in (one, other):
         side[0].loss.fill_(bad)
     assert first_difference(one, other) == "batch 0: loss: not finite"
+
+
+@pytest.mark.usefixtures("_cuda")
+def test_two_runs_that_are_nan_in_the_same_way_are_no_parity(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(**arguments: Any) -> tuple[Transformer, Head]:
+        model, head = make_parts(**arguments)
+        with torch.no_grad():
+            head.weight.fill_(torch.nan)
+        return model, head
+
+    monkeypatch.setattr(experiment, "make_parts", broken)
+    outcome = Parity().check(LASTREC)
+    assert outcome.verdict is Verdict.FAILED
+    assert outcome.detail.endswith("batch 0: loss: not finite")
 
 
 def test_another_eviction_or_a_missing_gradient_is_a_difference() -> None:

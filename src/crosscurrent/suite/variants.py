@@ -58,16 +58,12 @@ def _waits_of_fetch() -> tuple[str, str]:
 
 def layer_input_sent_early() -> AbstractContextManager[None]:
     """1: the layer inputs of all rows but the lowest leave without a wait for main."""
-    return _dropped_while(
-        ForwardPass, "_send_record", "Outgoing.send", lambda _pass, row, _column: row.index > 0
-    )
+    return _dropped_while(ForwardPass, "_send_record", "Outgoing.send", lambda _pass, row, *_: row.index > 0)
 
 
 def embedding_sent_early() -> AbstractContextManager[None]:
     """2: the embedding's output does."""
-    return _dropped_while(
-        ForwardPass, "_send_record", "Outgoing.send", lambda _pass, row, _column: row.index == 0
-    )
+    return _dropped_while(ForwardPass, "_send_record", "Outgoing.send", lambda _pass, row, *_: row.index == 0)
 
 
 def checkpoint_read_while_written() -> AbstractContextManager[None]:

@@ -135,6 +135,17 @@ def test_subnormal_rows_are_within_the_bound(kind: BufferKind) -> None:
     assert_within_bound(make_quantizer(kind), x)
 
 
+@both
+def test_rows_near_the_smallest_normal_number_are_within_the_bound(kind: BufferKind) -> None:
+    """Where the scale is the least that there is, half a step can carry a value beyond its row's greatest,
+    and there into numbers that are twice as far apart."""
+    smallest = torch.finfo(torch.bfloat16).smallest_normal
+    values = (torch.arange(-511, 512).double() * smallest / 128).to(torch.bfloat16).unique()
+    for greatest in (*values[values > 0][::7].tolist(), 1.7907921750808286e-38):
+        rows = torch.stack([values, torch.full_like(values, greatest)], -1)
+        assert_within_bound(make_quantizer(kind), rows)
+
+
 @pytest.mark.parametrize(("kind", "steps"), list(zip(QUANTIZED, [254, 14], strict=True)))
 def test_the_bound_is_what_it_should_be(kind: BufferKind, steps: int) -> None:
     """Half a step of the row's range, and next to nothing else; and it is reached."""

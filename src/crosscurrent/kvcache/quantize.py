@@ -22,12 +22,14 @@ u is its unit of rounding, 2^-24 or 2^-53.
 - scale is r / levels, smaller by 8 u so that rounding never carries a value beyond that end, where it might
   overflow; and at least the smallest normal number, so that nothing is divided by zero.
 Then, where u' is the rounding of the result to its dtype if that is narrower than float32,
-    |x - x'| <= scale / 2 + 8 u max|x| + u' max(max|x|, smallest normal of that dtype)
+    |x - x'| <= scale / 2 + 8 u max|x| + u' (max|x| + smallest normal of that dtype)
 with scale / 2 about (hi - lo) / 508 or (hi - lo) / 28. The first term is the rounding of the code; the second
 covers the roundings of subtracting, dividing, multiplying and adding, each at most u r or u max|x| with
-r <= max|x| (1 + 2 u). Zeros come back exactly, and so do other constant rows if they are at least 2^7 / u
-times the smallest normal number (below, a last bit may be lost). A block that holds a NaN or an infinity
-comes back as NaN, all of it.
+r <= max|x| (1 + 2 u). In the third the smallest normal number is there for results below it, and for those
+that half a step of the least scale has brought beyond max|x|.
+
+Zeros come back exactly, and so do other constant rows if they are at least 2^7 / u times the smallest normal
+number (below, a last bit may be lost). A block that holds a NaN or an infinity comes back as NaN, all of it.
 """
 
 from __future__ import annotations
@@ -163,7 +165,7 @@ class TorchQuantized:
         bound = scale.double() / 2 + _SLACK_UNITS * torch.finfo(compute).eps / 2 * largest
         if source.dtype != compute:
             finfo = torch.finfo(source.dtype)
-            bound += finfo.eps / 2 * largest.clamp(min=finfo.smallest_normal)
+            bound += finfo.eps / 2 * (largest + finfo.smallest_normal)
         return bound.expand(blocks.shape).reshape(source.shape)
 
     def _measure(self, blocks: Tensor, mid: Tensor, scale: Tensor) -> None:

@@ -43,12 +43,14 @@ def test_pinned_memory_alone_needs_no_cuda_device() -> None:
 def test_counts_start_at_one(name: str) -> None:
     with pytest.raises(ValueError, match=rf"grad\.{name} must be at least 1, got 0"):
         GradientArgs(**{name: 0})
+    with pytest.raises(TypeError, match=rf"grad\.{name} must be a whole number of at least 1, got 2\.5"):
+        GradientArgs(**{name: 2.5})
     assert getattr(GradientArgs(**{name: 1}), name) == 1
 
 
-@pytest.mark.parametrize("multiplier", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("multiplier", [0.0, -1.0, float("nan"), float("inf")])
 def test_the_multiplier_is_above_zero(multiplier: float) -> None:
-    with pytest.raises(ValueError, match=r"grad\.chunks_per_cell_multiplier must be above 0"):
+    with pytest.raises(ValueError, match=r"grad\.chunks_per_cell_multiplier must be a finite number above 0"):
         GradientArgs(chunks_per_cell_multiplier=multiplier)
 
 

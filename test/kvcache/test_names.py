@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -44,11 +45,11 @@ def test_lengths_may_differ_by_layer() -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("lastrec", {"cache_length": 0}, "at least 1 in every layer, got 0"),
-        ("lastrec", {"cache_length": (4, 0)}, r"at least 1 in every layer, got \(4, 0\)"),
-        ("lastrec", {"cache_length": ()}, r"at least 1 in every layer, got \(\)"),
-        ("lastrec", {"init_grace_tokens": -1}, "grace cannot be negative"),
-        ("h2o", {"grace_period": -1}, "grace cannot be negative"),
+        ("lastrec", {"cache_length": 0}, "cache_length, in every layer, must be at least 1, got 0"),
+        ("lastrec", {"cache_length": (4, 0)}, "cache_length, in every layer, must be at least 1, got 0"),
+        ("lastrec", {"cache_length": ()}, r"one for each layer, got \(\)"),
+        ("lastrec", {"init_grace_tokens": -1}, "init_grace_tokens must be at least 0, got -1"),
+        ("h2o", {"grace_period": -1}, "grace_period must be at least 0, got -1"),
         ("lastrec", {"grace_period": 2}, "belong to h2o, but the policy is lastrec"),
         ("dense", {"normalize_scores": True}, "belong to h2o, but the policy is dense"),
         ("dense", {"init_grace_tokens": 1}, "dense evicts nothing"),
@@ -64,3 +65,17 @@ def test_what_cannot_be_a_cache(name: str, fields: dict[str, object], message: s
 def test_grace_that_leaves_one_slot_is_fine() -> None:
     config = CacheConfig.from_name("h2o", cache_length=4, init_grace_tokens=2, grace_period=1)
     assert config.num_grace == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"cache_length": [8, 8]}, r"cache_length.* must be a whole number of at least 1, got \[8, 8\]"),
+        ({"cache_length": 8.5}, r"cache_length.* must be a whole number of at least 1, got 8\.5"),
+        ({"policy": "h2o"}, "policy must be a PolicyKind, got 'h2o'; CacheConfig.from_name takes names"),
+        ({"buffer": "torch-quantized8"}, "buffer must be a BufferKind, got 'torch-quantized8'"),
+    ],
+)
+def test_what_is_of_another_type(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        CacheConfig(**fields)

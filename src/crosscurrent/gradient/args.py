@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
+from crosscurrent.checks import whole_number
 from crosscurrent.kvcache.names import BufferKind
 
 
@@ -54,13 +56,12 @@ class GradientArgs:
     def __post_init__(self) -> None:
         """Refuse what cannot work, in the words of the command line."""
         for name in ("layers_per_cell", "chunk_size"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"grad.{name} must be at least 1, got {value}")
-        # "Not greater" also refuses NaN, which no comparison with "<=" would.
-        if not self.chunks_per_cell_multiplier > 0:
+            whole_number(f"grad.{name}", getattr(self, name), least=1)
+        # Neither comparison is true of NaN.
+        if not 0 < self.chunks_per_cell_multiplier < math.inf:
             raise ValueError(
-                f"grad.chunks_per_cell_multiplier must be above 0, got {self.chunks_per_cell_multiplier}"
+                "grad.chunks_per_cell_multiplier must be a finite number above 0, got "
+                f"{self.chunks_per_cell_multiplier}"
             )
         known = [kind.value for kind in BufferKind]
         for name in ("layercp_qname", "cachecp_qname"):

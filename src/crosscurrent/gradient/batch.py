@@ -52,17 +52,18 @@ def load_batch(
     return Batch(ids_BT=ids_BT, targets_BT=targets_BT, first_target=first_target, count=count)
 
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+"""What PyTorch can compare. Not its other unsigned integers."""
+
+
 def _check_shapes(ids_BT: Tensor, targets: Tensor) -> None:
     for name, tensor in (("input_ids", ids_BT), ("targets", targets)):
-        if (
-            tensor.dim() != 2
-            or tensor.is_floating_point()
-            or tensor.is_complex()
-            or tensor.dtype == torch.bool
-        ):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor of integers, got {type(tensor).__name__}")
+        if tensor.dim() != 2 or tensor.dtype not in _INTEGERS:
             raise ValueError(
                 f"{name} must be integers of shape [batch, tokens], got {tensor.dtype} of shape "
-                f"{list(tensor.shape)}"
+                f"{list(tensor.shape)}; the dtypes are {', '.join(map(str, _INTEGERS))}"
             )
         if tensor.numel() == 0:
             raise ValueError(f"{name} is empty: shape {list(tensor.shape)}; pass at least one token")

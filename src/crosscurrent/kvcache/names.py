@@ -15,6 +15,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from crosscurrent.checks import whole_number
+
 
 class PolicyKind(enum.Enum):
     """Who is evicted."""
@@ -74,14 +76,22 @@ class CacheConfig:
     """h2o only: divide a token's score by the number of queries that could see it."""
 
     def __post_init__(self) -> None:
+        for name, value, kind in (
+            ("policy", self.policy, PolicyKind),
+            ("buffer", self.buffer, BufferKind),
+        ):
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"{name} must be a {kind.__name__}, got {value!r}; CacheConfig.from_name takes names, "
+                    "such as 'h2o-torch-quantized8'"
+                )
         lengths = self.cache_length if isinstance(self.cache_length, tuple) else (self.cache_length,)
-        if not lengths or min(lengths) < 1:
-            raise ValueError(f"cache_length must be at least 1 in every layer, got {self.cache_length}")
-        if self.init_grace_tokens < 0 or self.grace_period < 0:
-            raise ValueError(
-                f"grace cannot be negative, got init_grace_tokens={self.init_grace_tokens}, "
-                f"grace_period={self.grace_period}"
-            )
+        if not lengths:
+            raise ValueError("cache_length must be one number, or a tuple with one for each layer, got ()")
+        for length in lengths:
+            whole_number("cache_length, in every layer,", length, least=1)
+        whole_number("init_grace_tokens", self.init_grace_tokens, least=0)
+        whole_number("grace_period", self.grace_period, least=0)
         if self.policy is not PolicyKind.H2O and (self.grace_period or self.normalize_scores):
             raise ValueError(
                 f"grace_period={self.grace_period} and normalize_scores={self.normalize_scores} belong to "

@@ -206,6 +206,40 @@ def is_weight_gradient(model: LongContextGradientModel, shape: tuple[int, ...]) 
     return shape in weights or shape[::-1] in weights
 
 
+@pytest.mark.parametrize("cache", ["lastrec", "h2o"])
+@pytest.mark.parametrize("num_frozen", [2, 3])
+def test_evictions_of_layers_that_nothing_is_computed_for_are_logged_as_well(
+    build: Build, batch: Batch, cache: str, num_frozen: int
+) -> None:
+    model = build(cache=cache)
+    model(*batch(40))
+    expected = model.replay_log()
+    model.gpt_model.embedding.requires_grad_(False)
+    for layer in model.gpt_model.layers[:num_frozen]:
+        layer.requires_grad_(False)
+    model(*batch(40)).backward()
+    assert min(len(expected[layer]) for layer in range(3)) > 1
+    assert model.replay_log().same_as(expected)
+
+
+def test_modules_put_in_the_place_of_others_are_the_model(build: Build, batch: Batch, grads: Grads) -> None:
+    model, other = build(), build(seed=1)
+    expected = one_step(other, *batch(30), grads)
+    one_step(model, *batch(30), grads)
+    model.gpt_model, model.head_model = other.gpt_model, other.head_model
+    assert_equal(one_step(model, *batch(30), grads), expected)
+
+
+def test_a_gradient_of_the_gradient_is_refused(build: Build, batch: Batch, grads: Grads) -> None:
+    model = build()
+    loss = model(*batch(30))
+    with pytest.raises(RuntimeError, match="got one with create_graph=True"):
+        torch.autograd.grad(loss, [*model.parameters()], create_graph=True)
+    with pytest.raises(RuntimeError, match="got one with create_graph=True"):
+        model(*batch(30)).backward(create_graph=True)
+    assert not grads(model)
+
+
 def test_nothing_is_computed_for_frozen_parameters(build: Build, batch: Batch, grads: Grads) -> None:
     """Sizes are primes of their own, so that the shape of a product says what it is."""
     sizes = {"embed_size": 22, "num_heads": 2, "num_groups": 1, "head_size": 34, "mlp_size": 46}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crosscurrent.gradient import GradientArgs, LongContextGradientModel
+from crosscurrent.gradient import CheckpointsGoneError, GradientArgs, LongContextGradientModel
 from crosscurrent.gradient.checkpoints import CellKey, Kind
 from crosscurrent.gradient.store import CheckpointStore
 
@@ -33,6 +34,7 @@ class RaiseAt(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         self.count += 1
         if self.count == self.number:
+            self.name = func.overloadpacket.__name__
             raise self.error
         return func(*args, **(kwargs or {}))
 
@@ -108,3 +110,75 @@ def test_cpu_memory_that_is_not_there_is_the_same_error_with_the_sizes() -> None
         store.reserve({key: 1 << 60})
     store.reserve({key: 512})
     assert store[key].bytes.numel() == 512
+
+
+class OutOfCpuMemory(TorchDispatchMode):
+    """As many bytes as asked for are there, for one tensor; then none."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.empty.memory_format and made.nbytes > self.most:
+            raise RuntimeError(f"DefaultCPUAllocator: can't allocate memory: {made.nbytes} bytes")
+        return made
+
+
+def test_a_loss_whose_checkpoints_gave_way_to_a_batch_without_room_is_refused(
+    build: Build, batch: Batch, grads: Grads
+) -> None:
+    """Records of three columns; the second batch is wider, and there is room for its last column's only."""
+    model = build()
+    model(*batch(20)).backward()
+    expected = grads(model)
+    model.zero_grad()
+    earlier = model(*batch(20))
+    assert model._store is not None
+    sizes = [size for key, size in model._make_format(6, 20).sizes().items() if key.kind is Kind.RECORD]
+    with (
+        OutOfCpuMemory(min(sizes)),
+        pytest.raises(torch.OutOfMemoryError, match="bytes of pageable CPU memory"),
+    ):
+        model(*batch(20, batch_size=6))
+    with pytest.raises(CheckpointsGoneError):
+        earlier.backward()
+    assert not grads(model)
+    model(*batch(20)).backward()
+    assert all(torch.equal(grads(model)[name], expected[name]) for name in expected)
+
+
+def test_cpu_memory_that_the_caches_do_not_get_is_the_same_error_with_the_sizes(
+    build: Build, batch: Batch
+) -> None:
+    """PyTorch's CPU allocator raises a plain RuntimeError. By hand: as above, float64, 3 layers."""
+    caches = 2 * (1 << 45) * 2 * 2 * 2 * 8 * 3
+    with pytest.raises(
+        torch.OutOfMemoryError, match=f"DefaultCPUAllocator(.|\n)*forward pass {caches} bytes"
+    ):
+        build(cache_length=1 << 45)(*batch(20))
+
+
+def test_memory_that_is_not_there_is_told_with_sizes_outside_of_the_passes_as_well(
+    build: Build, batch: Batch, cuda: torch.device
+) -> None:
+    """The batch on its way, and the looks at parameters and gradients. Autograd's own ops are left without:
+    it makes the gradient of the loss, and hands out those of the parameters."""
+    error = torch.OutOfMemoryError("no room")
+    model = build(num_layers=1, dtype=torch.float32, grad=ASYNC | {"nan_guard": True}).to(cuda)
+    ids, targets = batch(9)
+    names = []
+    for number in range(1, 10000):
+        with RaiseAt(number, error) as at, suppress(torch.OutOfMemoryError):
+            try:
+                step(model, ids, targets)
+            except torch.OutOfMemoryError as caught:
+                if " bytes" not in str(caught):
+                    names.append(at.name)
+                error.__traceback__ = error.__context__ = error.__cause__ = None
+                raise
+            break
+        model.zero_grad()
+    assert number > 100
+    assert set(names) == {"detach", "ones_like"}

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from crosscurrent.gradient import GradientArgs, LongContextGradientModel
+from crosscurrent.model.transformer import Head
 
 Build = Callable[..., LongContextGradientModel]
 Batch = Callable[..., tuple[Tensor, Tensor]]
 Grads = Callable[[torch.nn.Module], dict[str, Tensor]]
 
 
-def refuses(model: LongContextGradientModel, ids: Tensor, targets: Tensor, match: str) -> None:
+@contextmanager
+def refusing(
+    model: LongContextGradientModel, match: str, error: type[Exception] = ValueError
+) -> Iterator[None]:
     """The error is raised, and neither the log of the last pass nor its checkpoints were touched."""
     good_ids, good_targets = torch.zeros(1, 20, dtype=torch.long), torch.zeros(1, 20, dtype=torch.long)
     earlier = model(good_ids, good_targets)
-    with pytest.raises(ValueError, match=match):
-        model(ids, targets)
+    with pytest.raises(error, match=match):
+        yield
     earlier.backward()
+
+
+def refuses(model: LongContextGradientModel, ids: Any, targets: Any, match: str) -> None:
+    with refusing(model, match):
+        model(ids, targets)
 
 
 def ones(*shape: int) -> Tensor:
@@ -74,6 +87,43 @@ def test_ids_that_are_no_ids(build: Build, ids: Tensor) -> None:
     refuses(build(), ids, ones(1, 20), r"input_ids must be integers of shape \[batch, tokens\]")
 
 
+@pytest.mark.parametrize("ids", [[[1, 2]], np.ones((1, 20), dtype=np.int64), None])
+def test_ids_that_are_no_tensor(build: Build, ids: object) -> None:
+    model = build()
+    with refusing(model, "input_ids must be a tensor of integers, got", TypeError):
+        model(ids, ones(1, 20))
+    with refusing(model, "targets must be a tensor of integers, got", TypeError):
+        model(ones(1, 20), ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_ids_that_pytorch_cannot_compare(build: Build, dtype: torch.dtype) -> None:
+    refuses(build(), ones(1, 20).to(dtype), ones(1, 20), rf"{dtype} of shape .*; the dtypes are torch\.int64")
+
+
+def test_parameters_of_several_dtypes(build: Build) -> None:
+    model = build()
+    model.head_model.float()
+    told = r"embedding\.weight is torch\.float64 on cpu, head_model\.weight is torch\.float32 on cpu"
+    with pytest.raises(ValueError, match=told):
+        model(ones(1, 20), ones(1, 20))
+
+
+def test_a_head_of_another_vocabulary(build: Build) -> None:
+    model = build()
+    small = dataclasses.replace(model.gpt_model.config, vocab_size=7)
+    model.head_model = Head(small).double()
+    with pytest.raises(ValueError, match="vocabulary of 13 tokens, but its head one of 7"):
+        model(ones(1, 20), ones(1, 20))
+
+
+@pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"sequence_length": -1}])
+def test_a_budget_of_nothing(build: Build, sizes: dict[str, int]) -> None:
+    (name,) = sizes
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got"):
+        build().pinned_budget(**({"batch_size": 1, "sequence_length": 8} | sizes))
+
+
 def test_int32_ids_are_good(build: Build) -> None:
     model = build()
     ids, targets = ones(1, 20), ones(1, 20)
@@ -111,21 +161,24 @@ def test_async_transfer_and_a_model_in_cpu_memory(build: Build, cuda: torch.devi
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_the_guard_names_a_parameter_that_is_not_finite(
-    build: Build, batch: Batch, grads: Grads, value: float
+@pytest.mark.parametrize("guard", [False, True])
+def test_a_parameter_that_is_not_finite(
+    build: Build, batch: Batch, grads: Grads, value: float, guard: bool
 ) -> None:
-    model = build(grad={"nan_guard": True})
-    good = model.gpt_model.layers[1].mlp.up.weight[3, 4].item()
-    with torch.no_grad():
-        model.gpt_model.layers[1].mlp.up.weight[3, 4] = value
-    with pytest.raises(
-        FloatingPointError, match=r"finite parameters, .* in gpt_model\.layers\.1\.mlp\.up\.weight;"
-    ):
-        model(*batch(20))
-    assert not grads(model)
-    with torch.no_grad():
-        model.gpt_model.layers[1].mlp.up.weight[3, 4] = good
-    model(*batch(20)).backward()
+    """In CPU memory it is named with and without the guard."""
+    model = build(grad={"nan_guard": guard})
+    bad = model.gpt_model.layers[1].mlp.up.weight.detach()[3, 4]
+    good = bad.item()
+    told = r"finite parameters, .* in gpt_model\.layers\.1\.mlp\.up\.weight;"
+    with refusing(model, told, FloatingPointError):
+        bad.data.fill_(value)
+        with torch.no_grad(), pytest.raises(FloatingPointError, match=told):
+            model(*batch(20))
+        assert not grads(model)
+        try:
+            model(*batch(20))
+        finally:
+            bad.data.fill_(good)
     assert all(gradient.isfinite().all() for gradient in grads(model).values())
 
 
@@ -141,11 +194,15 @@ def test_the_guard_keeps_a_bad_gradient_out_of_the_parameters(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_without_the_guard_nan_shows_in_the_loss(build: Build, batch: Batch) -> None:
-    model = build()
-    with torch.no_grad():
-        model.gpt_model.layers[1].mlp.up.weight[3, 4] = float("nan")
-    assert model(*batch(20)).isnan()
+def test_on_a_device_nobody_waits_for_a_look_at_the_parameters_unless_asked(
+    build: Build, batch: Batch, cuda: torch.device
+) -> None:
+    for guard in (False, True):
+        model = build(grad={"nan_guard": guard}).to(cuda)
+        with torch.no_grad():
+            model.gpt_model.layers[1].mlp.up.weight[3, 4] = float("nan")
+        with pytest.raises(FloatingPointError, match="finite parameters") if guard else nullcontext():
+            assert model(*batch(20)).isnan()
 
 
 def test_the_budget_is_known_without_running_anything(build: Build) -> None:

@@ -139,11 +139,19 @@ class CheckpointFormat:
     def record(self, row: Row, column: Column) -> Layout:
         """A row's input, and the slots that its layers evicted, which are the last part."""
 
-        def make() -> Layout:
-            slots = ((self._num_slots(row, column),), slot_dtype(max(self.shapes.cache_lengths)))
-            return Layout((*self.top(column).parts, slots))
+        return self._once(
+            ("record", row.index, column.index),
+            lambda: Layout((*self.top(column).parts, *self.slots(row, column).parts)),
+        )
 
-        return self._once(("record", row.index, column.index), make)
+    def slots(self, row: Row, column: Column) -> Layout:
+        """The slots alone: the record of a row that nothing is computed from again."""
+
+        def make() -> Layout:
+            dtype = slot_dtype(max(self.shapes.cache_lengths))
+            return Layout((((self._num_slots(row, column),), dtype),))
+
+        return self._once(("slots", row.index, column.index), make)
 
     def head_gradient(self, column: Column) -> Layout:
         """The gradient at the top or bottom of a cell."""

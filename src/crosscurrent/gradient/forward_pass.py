@@ -19,7 +19,7 @@ from crosscurrent.gradient.call import Call
 from crosscurrent.gradient.checkpoints import Layout, record_key
 from crosscurrent.gradient.plan import Column, Row
 from crosscurrent.gradient.store import CheckpointStore
-from crosscurrent.gradient.transfer import Lanes, Outgoing, make_outgoing
+from crosscurrent.gradient.transfer import HostBuffer, Lanes, Outgoing, make_outgoing
 from crosscurrent.gradient.windows import join_tokens, pass_column
 from crosscurrent.kvcache.placement import Eviction
 from crosscurrent.kvcache.policies import Policy, make_policy
@@ -65,20 +65,21 @@ class ForwardPass:
         position = call.position(column)
         decided = _Decided(self._policies, column)
         for row in call.plan.rows:
-            # Below the first row that trains, nothing will be computed again.
-            keeps = self._store is not None and row.index >= call.first_row
-            if keeps:
-                self._pack_input(call.fmt.record(row, column), x_BTE)
+            # Below the first row that trains nothing will be computed again, and evictions are only told.
+            again = row.index >= call.first_row
+            layout = call.fmt.record(row, column) if again else call.fmt.slots(row, column)
+            if again:
+                self._pack_input(layout, x_BTE)
             if any(self._policies[layer].needs_weights for layer in row.layers):
                 x_BTE, evictions = self._row_by_chunk(row, column, x_BTE, position)
             else:
                 evictions = [decided.of(layer, call.fmt.shapes.cache_lengths[layer]) for layer in row.layers]
                 x_BTE = self._row_at_once(row, column, x_BTE, position, evictions)
-            if keeps:
+            if self._store is not None:
                 for layer, placed in zip(row.layers, evictions, strict=True):
                     for eviction in placed:
                         call.log.append(layer, eviction)
-                self._send_record(row, column)
+                self._send_record(row, column, layout, self._store[record_key(row.index, column)])
         return x_BTE
 
     def _row_at_once(
@@ -141,15 +142,15 @@ class ForwardPass:
         return join_tokens(outs), evictions
 
     def _pack_input(self, layout: Layout, x_BTE: Tensor) -> None:
-        assert self._out is not None
+        if self._out is None:
+            return
         self._call.fmt.pack_input(x_BTE, layout, self._out.acquire(), self._scratch)
 
-    def _send_record(self, row: Row, column: Column) -> None:
+    def _send_record(self, row: Row, column: Column, layout: Layout, target: HostBuffer) -> None:
         """Send a row's input, and behind it the evictions of its layers, which are known by now."""
-        assert self._out is not None
-        assert self._store is not None
-        layout, log = self._call.fmt.record(row, column), self._call.log
-        target = self._store[record_key(row.index, column)]
+        if self._out is None or not layout.num_bytes:
+            return
+        log = self._call.log
         chunks = [chunk.index for chunk in column.chunks]
         evictions = log.cell(row.layers, chunks)
         pack_(evictions, layout.views(self._out.acquire())[-1])

@@ -1,8 +1,7 @@
-"""Finds NaN and infinity in parameters and gradients, without making the device wait.
+"""Finds NaN and infinity in parameters and gradients.
 
-The flags are computed on the device and copied to the host behind an event. The host reads them as late as
-it can: those of the parameters when the whole forward pass has been issued behind them, so that the device
-has work while the host waits.
+The flags are computed on the device and copied to the host behind an event, which the host waits for: those
+of the parameters before a forward pass changes anything, those of the gradients before `p.grad` has them.
 """
 
 from __future__ import annotations

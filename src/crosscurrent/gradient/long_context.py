@@ -16,13 +16,15 @@ gradients. Forward passes under `torch.no_grad()` leave them alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from crosscurrent.checks import whole_number
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.backward_pass import BackwardPass
 from crosscurrent.gradient.batch import load_batch
@@ -53,7 +55,7 @@ class LongContextGradientModel(nn.Module):
         super().__init__()
         self.gpt_model = gpt_model
         self.head_model = head_model
-        self._setup = Setup(gpt_model=gpt_model, head_model=head_model, cache=cache, args=grad)
+        self._cache, self._args = cache, grad
         self._lanes: Lanes | None = None
         self._uploads: Uploads | None = None
         self._store: CheckpointStore | None = None
@@ -65,26 +67,30 @@ class LongContextGradientModel(nn.Module):
     def forward(self, input_ids: Tensor, targets: Tensor) -> Tensor:
         """The mean cross entropy of `targets` [B, T'], which belong to the last T' of `input_ids` [B, T].
 
-        Targets of -100 are ignored. Raises ValueError for a bad batch before anything is changed, and
-        torch.OutOfMemoryError with the sizes that were asked for.
+        Targets of -100 are ignored. Raises ValueError for a bad batch, and FloatingPointError for parameters
+        that are not finite (on a GPU under `nan_guard`), before anything is changed; torch.OutOfMemoryError
+        with the sizes that were asked for.
         """
         parameters = trainable(self._setup) if torch.is_grad_enabled() else []
         self._check_state(parameters)
         call = self._make_call(input_ids, targets)
-        guard = watch_parameters(self) if self._setup.args.nan_guard else None
+        # In CPU memory a look costs no wait.
+        if self._args.nan_guard or call.device.type == "cpu":
+            with _sizes_in_errors(call):
+                watch_parameters(self).check()
         if parameters:
             loss: Tensor = _Loss.apply(self, call, *parameters)  # type: ignore[no-untyped-call]
         else:
             with torch.no_grad():
                 loss = self._run_forward(call, store=None)
-        if guard is not None:
-            guard.check()
         return loss
 
     def pinned_budget(self, *, batch_size: int, sequence_length: int) -> PinnedBudget:
         """CPU memory that the checkpoints of such a batch take. Allocates nothing."""
+        whole_number("batch_size", batch_size, least=1)
+        whole_number("sequence_length", sequence_length, least=1)
         fmt = self._make_format(batch_size, sequence_length)
-        return pinned_budget(fmt.sizes(), self._setup.args, self._device())
+        return pinned_budget(fmt.sizes(), self._args, self._device())
 
     def replay_log(self) -> ReplayLog:
         """The evictions of the last forward pass with gradients, as a copy. Waits for the device."""
@@ -96,9 +102,14 @@ class LongContextGradientModel(nn.Module):
         """Copies and pickles have streams, graphs and CPU buffers of their own, made when first needed."""
         fresh = {
             "_log": ReplayLog(self._setup.num_layers),
-            "_graphs": Graphs(enabled=self._setup.args.cuda_graphs),
+            "_graphs": Graphs(enabled=self._args.cuda_graphs),
         }
         return self.__dict__ | {"_lanes": None, "_uploads": None, "_store": None} | fresh
+
+    @property
+    def _setup(self) -> Setup:
+        """Of the modules as they are: a user may have put others in their place."""
+        return Setup(gpt_model=self.gpt_model, head_model=self.head_model, cache=self._cache, args=self._args)
 
     def _device(self) -> torch.device:
         return self.gpt_model.embedding.weight.device
@@ -111,8 +122,8 @@ class LongContextGradientModel(nn.Module):
         return self._format[1]
 
     def _new_format(self, batch_size: int, sequence_length: int) -> CheckpointFormat:
-        args, config = self._setup.args, self.gpt_model.config
-        lengths = tuple(self._setup.cache.length(layer) for layer in range(self._setup.num_layers))
+        args, config = self._args, self.gpt_model.config
+        lengths = tuple(self._cache.length(layer) for layer in range(self._setup.num_layers))
         plan = make_plan(
             sequence_length,
             cache_lengths=lengths,
@@ -128,20 +139,21 @@ class LongContextGradientModel(nn.Module):
             cache_lengths=lengths,
             dtype=self.gpt_model.embedding.weight.dtype,
         )
-        return CheckpointFormat(plan, shapes, self._setup.cache, args)
+        return CheckpointFormat(plan, shapes, self._cache, args)
 
     def _make_call(self, input_ids: Tensor, targets: Tensor) -> Call:
         if self._uploads is None or self._uploads.device != self._device():
             self._uploads = Uploads(self._device())
-        batch = load_batch(
-            input_ids,
-            targets,
-            vocab_size=self.gpt_model.config.vocab_size,
-            uploads=self._uploads,
-            dtype=torch.promote_types(self.gpt_model.embedding.weight.dtype, torch.float32),
-        )
+        with _sizes_in_errors(partial(_sizes_of_batch, input_ids, targets)):
+            batch = load_batch(
+                input_ids,
+                targets,
+                vocab_size=self.gpt_model.config.vocab_size,
+                uploads=self._uploads,
+                dtype=torch.promote_types(self.gpt_model.embedding.weight.dtype, torch.float32),
+            )
         fmt = self._make_format(*input_ids.shape)
-        if self._setup.cache.policy is PolicyKind.DENSE:
+        if self._cache.policy is PolicyKind.DENSE:
             _check_dense(fmt)
         embedding_trains = any(p.requires_grad for p in self.gpt_model.embedding.parameters())
         trains = [any(p.requires_grad for p in layer.parameters()) for layer in self.gpt_model.layers]
@@ -162,9 +174,11 @@ class LongContextGradientModel(nn.Module):
 
     def _check_state(self, parameters: Sequence[nn.Parameter]) -> None:
         """Refuse, before anything is changed, what would fail or be wrong later."""
+        _check_cache(self._setup)
+        _check_parameters(self)
         device = self._device()
         for name in ("async_cpu_transfer", "cuda_graphs"):
-            if getattr(self._setup.args, name) and device.type != "cuda":
+            if getattr(self._args, name) and device.type != "cuda":
                 raise ValueError(
                     f"grad.{name} needs the model on a CUDA device, but it is on {device}; move it there, or "
                     f"set grad.{name} to False"
@@ -194,10 +208,10 @@ class LongContextGradientModel(nn.Module):
     @contextmanager
     def _lanes_open(self, call: Call) -> Iterator[Lanes]:
         """The lanes for one pass. Whatever happens in it, memory may be freed when it has ended."""
-        if self._setup.args.cuda_graphs:
+        if self._args.cuda_graphs:
             self._graphs.begin(self._signature(call), self._device())
         if self._lanes is None or self._lanes.device != self._device():
-            self._lanes = Lanes(asynchronous=self._setup.args.async_cpu_transfer, device=self._device())
+            self._lanes = Lanes(asynchronous=self._args.async_cpu_transfer, device=self._device())
         self._lanes.open()
         try:
             yield self._lanes
@@ -215,10 +229,10 @@ class LongContextGradientModel(nn.Module):
 
     def _run_checkpointed(self, call: Call) -> Tensor:
         if self._store is None or self._store.device != call.device:
-            self._store = CheckpointStore(self._setup.args, call.device)
-        self._store.reserve(call.fmt.sizes())
+            self._store = CheckpointStore(self._args, call.device)
         # From here on the checkpoints are nobody's, until they are all there.
         self._log = ReplayLog(self._setup.num_layers)
+        self._store.reserve(call.fmt.sizes())
         loss = self._run_forward(call, self._store)
         self._log = call.log
         return loss
@@ -235,8 +249,9 @@ class LongContextGradientModel(nn.Module):
             # Named, so that its double buffers outlive the lanes' last wait.
             backward_pass = BackwardPass(call, lanes, self._store, parameters)
             gradients = backward_pass.run(grad_loss)
-        if self._setup.args.nan_guard:
-            watch_gradients(self, parameters, gradients).check()
+        if self._args.nan_guard:
+            with _sizes_in_errors(call):
+                watch_gradients(self, parameters, gradients).check()
         return gradients
 
 
@@ -251,24 +266,47 @@ class _Loss(torch.autograd.Function):
         return model._run_checkpointed(call)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the long-context gradient has no gradient of its own: expected a backward pass without "
+                "create_graph, got one with create_graph=True"
+            )
         _ = ctx.saved_tensors
         return None, None, *ctx.model._run_backward(ctx.call, grad_loss, ctx.parameters)
 
 
 @contextmanager
-def _sizes_in_errors(call: Call) -> Iterator[None]:
-    """Add the sizes that were asked for to an out-of-memory error of PyTorch."""
+def _sizes_in_errors(sizes: Call | Callable[[], str]) -> Iterator[None]:
+    """Add the sizes that were asked for to an out-of-memory error of PyTorch, whose own error type it is on
+    every device: its CPU allocator raises a plain RuntimeError."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        sizes = ", ".join(f"{name} {size} bytes" for name, size in call.device_sizes())
-        raise torch.OutOfMemoryError(
-            f"{error}\nThe long-context gradient of {list(call.ids_BT.shape)} token ids asked for: {sizes}, "
-            "and the activations of one cell. Use fewer grad.layers_per_cell, a smaller "
-            "grad.chunks_per_cell_multiplier, a shorter cache or a smaller batch."
-        ) from error
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and _CPU_ALLOCATOR not in str(error):
+            raise
+        said = _sizes_of_call(sizes) if isinstance(sizes, Call) else sizes()
+        raise torch.OutOfMemoryError(f"{error}\n{said}") from error
+
+
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
+
+
+def _sizes_of_call(call: Call) -> str:
+    sizes = ", ".join(f"{name} {size} bytes" for name, size in call.device_sizes())
+    return (
+        f"The long-context gradient of {list(call.ids_BT.shape)} token ids asked for: {sizes}, and the "
+        "activations of one cell. Use fewer grad.layers_per_cell, a smaller grad.chunks_per_cell_multiplier, "
+        "a shorter cache or a smaller batch."
+    )
+
+
+def _sizes_of_batch(input_ids: Tensor, targets: Tensor) -> str:
+    num_bytes = 8 * input_ids.numel()
+    return (
+        f"A batch of {list(input_ids.shape)} token ids and {list(targets.shape)} targets asked for twice "
+        f"{num_bytes} bytes. Use a shorter sequence or a smaller batch."
+    )
 
 
 @contextmanager
@@ -301,6 +339,25 @@ def _check_cache(setup: Setup) -> None:
             f"grad.chunk_size is {args.chunk_size}, but the shortest KV cache has {shortest} slots, of which "
             f"{setup.cache.num_grace} hold grace tokens: a chunk can be at most {room} long; use a smaller "
             "chunk size, fewer grace tokens or a longer cache"
+        )
+
+
+def _check_parameters(model: LongContextGradientModel) -> None:
+    """One dtype and one device, and a head that can tell every token."""
+    first: dict[tuple[torch.dtype, torch.device], str] = {}
+    for name, parameter in model.named_parameters():
+        first.setdefault((parameter.dtype, parameter.device), name)
+    if len(first) > 1:
+        seen = ", ".join(f"{name} is {dtype} on {device}" for (dtype, device), name in first.items())
+        raise ValueError(
+            f"all parameters must have one dtype and be on one device, but {seen}; cast or move the whole "
+            "model"
+        )
+    known, told = model.gpt_model.config.vocab_size, model.head_model.weight.shape[0]
+    if told != known:
+        raise ValueError(
+            f"the model has a vocabulary of {known} tokens, but its head one of {told}; make both from one "
+            "ModelConfig"
         )
 
 

@@ -78,9 +78,9 @@ class CheckpointStore:
     def reserve(self, sizes: Mapping[CellKey, int]) -> None:
         """Make room for a whole plan. Raises torch.OutOfMemoryError, with the sizes, if there is none."""
         for key, size in sizes.items():
-            if key not in self._buffers:
-                self._buffers[key] = HostBuffer(pinned=is_pinned(key.kind, self._args, self.device))
             try:
+                if key not in self._buffers:
+                    self._buffers[key] = HostBuffer(pinned=is_pinned(key.kind, self._args, self.device))
                 self._buffers[key].reserve(size)
             except torch.OutOfMemoryError as error:
                 raise torch.OutOfMemoryError(

@@ -230,7 +230,7 @@ class HostBuffer:
             self.bytes = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self.pinned)
         except RuntimeError as error:
             raise torch.OutOfMemoryError(
-                f"could not allocate {num_bytes} bytes of {kind} CPU memory for the checkpoint of one cell"
+                f"could not allocate {num_bytes} bytes of {kind} CPU memory"
             ) from error
 
 

@@ -120,6 +120,12 @@ def test_modules_move() -> None:
         assert module.weight.is_leaf
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_module_moves_to_where_nothing_is_stored(device: str) -> None:
+    module = nn.Linear(2, 2, device=device).to("meta", torch.float64)
+    assert (str(module.weight.device), module.weight.dtype) == ("meta", torch.float64)
+
+
 @pytest.mark.parametrize("mask", [None, "causal", "explicit"])
 def test_fused_attention(mask: str | None) -> None:
     query, key, value = (torch.randn(1, 2, 5, 4, device="cuda", requires_grad=True) for _ in range(3))

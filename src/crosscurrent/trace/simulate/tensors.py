@@ -136,9 +136,9 @@ def _moves(simulation: Simulation) -> dict[str, object]:
         if has_torch_function_unary(self):
             return handle_torch_function(Tensor.to, (self,), self, *args, **kwargs)
         device, rest, options = _parse_to(simulation, args, kwargs)
-        if device is None or device == self.device or device.type not in ("cpu", "cuda"):
-            if device is not None and device.type not in ("cpu", "cuda"):
-                options["device"] = device
+        if device is not None and device.type not in ("cpu", "cuda"):
+            return real_to(self, device, *rest, **options)
+        if device is None or device == self.device:
             return real_to(self, *rest, **options)
         names = dict(zip(_TO_NAMES, rest, strict=False)) | options
         layout = names.get("memory_format")

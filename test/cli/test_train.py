@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from crosscurrent.cli import main
 from crosscurrent.train.checkpoint import load
@@ -192,6 +193,34 @@ def test_what_a_run_would_take_is_told_before_it(capsys: pytest.CaptureFixture[s
     assert os.listdir() == []
 
 
+class _MakesTensors(TorchDispatchMode):
+    """The bytes of the largest tensor that was made in memory."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.device.type != "meta":
+            self.largest = max(self.largest, made.nbytes)
+        return made
+
+
+@simulated_only
+@pytest.mark.parametrize("size", ["tiny", "xlarge"])
+def test_a_dry_run_tells_of_pinned_memory_and_takes_none(
+    size: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from crosscurrent import simulate
+
+    with simulate(), _MakesTensors() as made:
+        assert main(["train", "--dry_run", "--device", "cuda", "--model.size", size]) == 0
+    assert made.largest < 1 << 16
+    (total,) = re.findall(r"^  total +([\d,]+) bytes$", output := capsys.readouterr().out, re.MULTILINE)
+    (pinned,) = re.findall(r"^  pinned memory reserved +([\d,]+) bytes$", output, re.MULTILINE)
+    total, pinned = (int(number.replace(",", "")) for number in (total, pinned))
+    assert total < pinned < 2 * total
+
+
 @pytest.mark.parametrize(
     ("guard", "said"),
     [("False", "lower --optimizer.learning_rate"), ("True", "NaN or infinity in gpt_model.embedding.weight")],
@@ -233,6 +262,17 @@ def test_a_run_goes_on_to_the_bit_with_other_ways_to_issue_and_move() -> None:
     _assert_same_state("run", "whole")
 
 
+@simulated_only
+def test_a_run_goes_on_on_the_device_that_it_was_on(capsys: pytest.CaptureFixture[str]) -> None:
+    from crosscurrent import simulate
+
+    options = ["train", *SMALL, "--checkpoint.file", "run", "--steps"]
+    with simulate():
+        assert main([*options, "1", "--device", "cpu"]) == 0
+        assert main([*options, "2", "--device", "cuda", "--resume"]) == 2
+    assert "device was cpu, is cuda" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
@@ -251,6 +291,11 @@ def test_a_run_goes_on_to_the_bit_with_other_ways_to_issue_and_move() -> None:
         (["--lora.rank", "2", "--lora.dropout", "0.5"], "lora.dropout"),
         (["--grad.layercp_qname", "zip"], "choose one of"),
         (["--config", "missing.yaml"], "missing.yaml"),
+        (["--checkpoint.file", "/dev/null/run"], "/dev/null/run cannot be saved: /dev/null: Not a directory"),
+        (["--checkpoint.file", ""], "--checkpoint.file names a file, got ''"),
+        (["--checkpoint.file", "."], "--checkpoint.file names a file, got '.'"),
+        (["--num_threads", "1025"], "num_threads must be at most 1024, got 1025"),
+        (["--seed", str(1 << 64)], "seed must be 0 or more, and below 2 to the 64th"),
     ],
 )
 def test_wrong_use_is_one_line_that_says_what_to_do(

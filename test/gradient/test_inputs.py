@@ -226,11 +226,29 @@ def test_the_budget_of_h2o_has_its_replay_log(build: Build) -> None:
     assert with_log.layer_inputs - without.layer_inputs == 3 * 2 * 256
 
 
+def test_what_is_pinned_after_a_step_is_what_the_budget_said(
+    build: Build, batch: Batch, cuda: torch.device
+) -> None:
+    """The host is not ahead of a batch: it waits in between for the loss, and ids and targets go in turns."""
+    grad = {"layercp_pin_memory": True, "cachecp_pin_memory": True}
+    model = build(cache="h2o", grad=grad).to(cuda)
+    budget = model.pinned_budget(batch_size=2, sequence_length=41)
+    assert model.pinned_bytes() == 0
+    assert budget.token_ids == 2 * 2 * 41 * 8
+    for _ in range(3):
+        model(*batch(41)).backward()
+        torch.cuda.synchronize()
+    assert budget.pinned - 1024 <= model.pinned_bytes() <= budget.pinned
+    before = build(cache="h2o", grad=grad).pinned_budget(batch_size=2, sequence_length=41, device=cuda)
+    assert before == budget
+
+
 def test_pinned_memory_counts_with_the_allocators_rounding(build: Build, cuda: torch.device) -> None:
     model = build(grad={"layercp_pin_memory": True}).to(cuda)
     budget = model.pinned_budget(batch_size=3, sequence_length=8)
     assert budget.layer_inputs == 4 * 3 * 8 * 8 * 8
-    assert budget.pinned == (4 + 1) * 2048
+    assert budget.token_ids == 2 * 3 * 8 * 8
+    assert budget.pinned == (4 + 1) * 2048 + 2 * 256
 
 
 def test_an_unknown_quantizer_is_refused() -> None:

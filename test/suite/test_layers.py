@@ -179,10 +179,10 @@ def test_memory_that_is_not_pinned_breaks_the_contracts(monkeypatch: pytest.Monk
     # The budget is right, the buffers are not.
     budget = store.pinned_budget
 
-    def budget_as_before(*arguments: object) -> store.PinnedBudget:
+    def budget_as_before(*arguments: object, **named: object) -> store.PinnedBudget:
         with monkeypatch.context() as inner:
             inner.setattr(store, "is_pinned", right)
-            return budget(*arguments)  # type: ignore[arg-type]
+            return budget(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr("crosscurrent.gradient.long_context.pinned_budget", budget_as_before)
     monkeypatch.setattr(store, "is_pinned", lambda *_: False)

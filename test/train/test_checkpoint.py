@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -105,3 +106,14 @@ def test_restored_state_takes_the_same_steps_to_the_bit(tmp_path: Path) -> None:
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
+
+
+def test_a_checkpoint_without_some_of_its_tensors_is_refused(tmp_path: Path) -> None:
+    """One without the optimizer's state, say, would go on from a fresh optimizer."""
+    path = tmp_path / "run"
+    save(path, _example())
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file({"scalar": torch.zeros(())}, path, metadata)
+    with pytest.raises(CheckpointError, match="has 1 tensors, expected the 2 that were written"):
+        load(path)

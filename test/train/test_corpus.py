@@ -77,3 +77,12 @@ def test_files_are_documents(tmp_path: Path) -> None:
 def test_nothing_to_learn_from_is_an_error_that_says_so(documents: list[bytes]) -> None:
     with pytest.raises(ValueError, match="give a longer text"):
         Corpus(documents)
+
+
+@pytest.mark.parametrize("content", [b"", b"x"])
+def test_a_file_without_a_prediction_is_named(tmp_path: Path, content: bytes) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_bytes(b"some text")
+    bad.write_bytes(content)
+    with pytest.raises(ValueError, match=f"bad has {len(content)} bytes, expected the two"):
+        read_corpus([good, bad])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 import sys
-from dataclasses import dataclass
+import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -225,10 +226,21 @@ def _check(arguments: Namespace) -> None:
     if arguments.checkpoint.file is None:
         if arguments.resume:
             raise WrongUseError("--resume needs the checkpoint to go on from; name it with --checkpoint.file")
-    elif Path(arguments.checkpoint.file).exists() and not arguments.resume:
+        return
+    file = Path(arguments.checkpoint.file)
+    if not arguments.checkpoint.file or file.is_dir():
+        raise WrongUseError(f"--checkpoint.file names a file, got {arguments.checkpoint.file!r}")
+    if file.exists() and not arguments.resume:
+        raise WrongUseError(f"{file} exists; go on from it with --resume, or name another file")
+    # Now, and not at the first save. Folders that are not there yet will be made.
+    folder = next(parent for parent in file.absolute().parents if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
         raise WrongUseError(
-            f"{arguments.checkpoint.file} exists; go on from it with --resume, or name another file"
-        )
+            f"{file} cannot be saved: {folder}: {error.strerror}; name a file in another folder"
+        ) from error
 
 
 def _train(trainer: Trainer, saving: Saving, steps: int, device: torch.device) -> int:
@@ -289,8 +301,11 @@ def _conclude(reports: list[StepReport], saving: Saving, steps: int, *, stopped:
 
 
 def _dry_run(config: TrainConfig) -> int:
-    model = build_model(config)
-    budget = model.pinned_budget(batch_size=config.run.batch_size, sequence_length=config.run.sequence_length)
+    with torch.device("meta"):  # no memory
+        model = build_model(replace(config, device=torch.device("meta")))
+    budget = model.pinned_budget(
+        batch_size=config.run.batch_size, sequence_length=config.run.sequence_length, device=config.device
+    )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     say(f"{parameters:,} parameters, {trained:,} of them trained, on {config.device.type}")

@@ -51,7 +51,7 @@ class GradientArgs:
 
     nan_guard: bool = False
     """Raise FloatingPointError when a parameter or a gradient holds NaN or infinity. The host then waits for
-    the device once per forward and once per backward pass. (Parameters in CPU memory are looked at anyway.)"""
+    the device once per forward and once per backward pass. Parameters in CPU memory are looked at anyway."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, in the words of the command line."""

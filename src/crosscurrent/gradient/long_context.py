@@ -85,12 +85,22 @@ class LongContextGradientModel(nn.Module):
                 loss = self._run_forward(call, store=None)
         return loss
 
-    def pinned_budget(self, *, batch_size: int, sequence_length: int) -> PinnedBudget:
-        """CPU memory that the checkpoints of such a batch take. Allocates nothing."""
+    def pinned_budget(
+        self, *, batch_size: int, sequence_length: int, device: torch.device | None = None
+    ) -> PinnedBudget:
+        """CPU memory that the checkpoints of such a batch take. Allocates nothing.
+
+        ``device``: where the model will be, if it is not there yet.
+        """
         whole_number("batch_size", batch_size, least=1)
         whole_number("sequence_length", sequence_length, least=1)
         fmt = self._make_format(batch_size, sequence_length)
-        return pinned_budget(fmt.sizes(), self._args, self._device())
+        num_ids = batch_size * sequence_length
+        return pinned_budget(fmt.sizes(), self._args, device or self._device(), num_ids=num_ids)
+
+    def pinned_bytes(self) -> int:
+        """Pinned memory that PyTorch's allocator holds for the buffers that there are by now, in bytes."""
+        return sum(each.pinned_bytes for each in (self._store, self._uploads) if each is not None)
 
     def replay_log(self) -> ReplayLog:
         """The evictions of the last forward pass with gradients, as a copy. Waits for the device."""

@@ -12,7 +12,7 @@ import torch
 
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.gradient.checkpoints import CellKey, Kind
-from crosscurrent.gradient.transfer import HostBuffer
+from crosscurrent.gradient.transfer import HostBuffer, reserved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,12 +23,15 @@ class PinnedBudget:
     """Layer inputs and the head's input, with h2o's replay log."""
     head_gradients: int
     kv_checkpoints: int
+    token_ids: int
+    """Token ids and targets on their way to the device: always pinned, and again for each batch that the host
+    is ahead of the device. 0 for a model in CPU memory."""
     pinned: int
     """What PyTorch's pinned allocator reserves: it rounds each buffer up to a power of two. 0 if none is."""
 
     @property
     def total(self) -> int:
-        """Bytes asked for, pinned or not."""
+        """Bytes asked for by checkpoints, pinned or not."""
         return self.layer_inputs + self.head_gradients + self.kv_checkpoints
 
     def rows(self) -> list[tuple[str, int]]:
@@ -38,6 +41,7 @@ class PinnedBudget:
             ("head gradients", self.head_gradients),
             ("KV checkpoints", self.kv_checkpoints),
             ("total", self.total),
+            ("token ids on their way", self.token_ids),
             ("pinned memory reserved", self.pinned),
         ]
 
@@ -48,18 +52,22 @@ def is_pinned(kind: Kind, args: GradientArgs, device: torch.device) -> bool:
     return wanted and device.type == "cuda"
 
 
-def pinned_budget(sizes: Mapping[CellKey, int], args: GradientArgs, device: torch.device) -> PinnedBudget:
-    """Add up the sizes of all checkpoints by kind."""
+def pinned_budget(
+    sizes: Mapping[CellKey, int], args: GradientArgs, device: torch.device, *, num_ids: int
+) -> PinnedBudget:
+    """Add up the sizes of all checkpoints by kind. ``num_ids``: the token ids of a batch."""
     totals = dict.fromkeys(Kind, 0)
-    pinned = 0
+    staged = 2 * [num_ids * torch.int64.itemsize] if device.type == "cuda" else []
+    pinned = sum(map(reserved, staged))
     for key, size in sizes.items():
         totals[key.kind] += size
         if is_pinned(key.kind, args, device):
-            pinned += 1 << (size - 1).bit_length()
+            pinned += reserved(size)
     return PinnedBudget(
         layer_inputs=totals[Kind.RECORD],
         head_gradients=totals[Kind.HEAD_GRADIENT],
         kv_checkpoints=totals[Kind.KV],
+        token_ids=sum(staged),
         pinned=pinned,
     )
 
@@ -74,6 +82,11 @@ class CheckpointStore:
 
     def __getitem__(self, key: CellKey) -> HostBuffer:
         return self._buffers[key]
+
+    @property
+    def pinned_bytes(self) -> int:
+        """The pinned memory that is reserved for all buffers."""
+        return sum(buffer.pinned_bytes for buffer in self._buffers.values())
 
     def reserve(self, sizes: Mapping[CellKey, int]) -> None:
         """Make room for a whole plan. Raises torch.OutOfMemoryError, with the sizes, if there is none."""

@@ -200,6 +200,11 @@ class Uploads:
         copied.record(torch.cuda.current_stream(self.device))
         return on_device
 
+    @property
+    def pinned_bytes(self) -> int:
+        """The pinned memory that is reserved for all buffers."""
+        return sum(buffer.pinned_bytes for buffer, _ in self._buffers)
+
     def _idle(self) -> tuple[HostBuffer, torch.cuda.Event]:
         for buffer, copied in self._buffers:
             # Write after read: the host may only write where no copy reads any more. No wait: it only asks.
@@ -210,6 +215,11 @@ class Uploads:
         return self._buffers[-1]
 
 
+def reserved(num_bytes: int) -> int:
+    """What PyTorch's pinned allocator reserves for a buffer: the next power of two."""
+    return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
+
+
 class HostBuffer:
     """The CPU bytes of one cell: contiguous, allocated once, grown when a longer cell comes along."""
 
@@ -217,6 +227,11 @@ class HostBuffer:
         self.pinned = pinned
         self.bytes = torch.empty(0, dtype=torch.uint8)
         self.written: Moment | None = None
+
+    @property
+    def pinned_bytes(self) -> int:
+        """The pinned memory that is reserved for it."""
+        return reserved(self.bytes.numel()) if self.pinned else 0
 
     def reserve(self, num_bytes: int) -> None:
         """Make room for `num_bytes`. Raises torch.OutOfMemoryError with the size if there is none."""

@@ -40,7 +40,8 @@ class TrainConfig:
 
     def identity(self, corpus: Corpus) -> dict[str, str]:
         """What has to be the same for a run to go on, by the names of the command line."""
-        named: dict[str, str] = {"text": corpus.fingerprint()}
+        # Another device rounds otherwise.
+        named: dict[str, str] = {"text": corpus.fingerprint(), "device": self.device.type}
         for group, config in (
             ("model", self.model),
             ("kv_cache", self.cache),

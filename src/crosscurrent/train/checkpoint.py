@@ -45,6 +45,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "format": FORMAT,
         "version": VERSION,
         "step": str(checkpoint.step),
+        "tensors": str(len(checkpoint.tensors)),
         "run": json.dumps(dict(checkpoint.run), sort_keys=True),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,6 +74,11 @@ def load(path: Path) -> Checkpoint:
                     "name a file that this command wrote"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if metadata.get("tensors") != str(len(tensors)):
+                raise CheckpointError(
+                    f"{path} has {len(tensors)} tensors, expected the {metadata.get('tensors')} that were "
+                    "written; name a file as this command wrote it"
+                )
             return Checkpoint(step=int(metadata["step"]), run=json.loads(metadata["run"]), tensors=tensors)
     except SafetensorError as error:
         raise CheckpointError(

@@ -100,4 +100,10 @@ def read_corpus(files: Sequence[Path]) -> Corpus:
     """
     if not files:
         return Corpus(["\n\n".join(pydoc_data.topics.topics.values()).encode()])
-    return Corpus([file.read_bytes() for file in files])
+    documents = [file.read_bytes() for file in files]
+    for file, document in zip(files, documents, strict=True):
+        if len(document) < 2:
+            raise ValueError(
+                f"{file} has {len(document)} bytes, expected the two that a prediction needs; leave it out"
+            )
+    return Corpus(documents)

@@ -94,6 +94,9 @@ class OptimizerArgs:
         return torch.optim.AdamW(groups, lr=self.learning_rate, betas=(self.beta1, self.beta2))
 
 
+MOST_THREADS = 1024
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunArgs:
     """How long a run is, and what one step of it sees."""
@@ -122,5 +125,8 @@ class RunArgs:
         for name in ("batch_size", "sequence_length", "num_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, got {self.seed}")
+        # PyTorch dies of far more threads than any machine has.
+        if self.num_threads > MOST_THREADS:
+            raise ValueError(f"num_threads must be at most {MOST_THREADS}, got {self.num_threads}")
+        if not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed must be 0 or more, and below 2 to the 64th, got {self.seed}")

@@ -33,7 +33,7 @@ class StepReport:
     """The length of the gradient, before it was clipped."""
     tokens_per_second: float
     pinned_bytes: int
-    """Pinned memory reserved for checkpoints."""
+    """Pinned memory that is reserved by now, for checkpoints and for batches on their way."""
 
 
 class Trainer:
@@ -57,9 +57,6 @@ class Trainer:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizer = optimizer.build(self._parameters)
         self._device = device
-        self._pinned_bytes = model.pinned_budget(
-            batch_size=run.batch_size, sequence_length=run.sequence_length
-        ).pinned
 
     def take_step(self) -> StepReport:
         """Learn from the next batch.
@@ -90,7 +87,7 @@ class Trainer:
             loss=loss_value,
             grad_norm=norm_value,
             tokens_per_second=batch.num_tokens / (time.perf_counter() - start),
-            pinned_bytes=self._pinned_bytes,
+            pinned_bytes=self._model.pinned_bytes(),
         )
 
     def save(self, path: Path, run: Mapping[str, str]) -> None:

@@ -26,7 +26,7 @@ from crosscurrent.stress.lanes import MAIN, role_of
 from crosscurrent.stress.plans import DelayConfig, How, Step
 from crosscurrent.trace.access import Kind, signature
 from crosscurrent.trace.sites import Sites
-from crosscurrent.trace.subclasses import has_own_dispatch
+from crosscurrent.trace.subclasses import has_own_dispatch, step_aside
 
 logger = logging.getLogger(__name__)
 
@@ -133,9 +133,9 @@ class _DelayMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if types and any(has_own_dispatch(kind) for kind in types):
-            return NotImplemented  # a tensor subclass takes its ops apart first
         kwargs = kwargs or {}
+        if types and any(has_own_dispatch(kind) for kind in types):
+            return step_aside(self, func, types, args, kwargs)
         self._owner.before(func, args, kwargs)
         return func(*args, **kwargs)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from crosscurrent.trace.access import Kind, runner, signature
-from crosscurrent.trace.subclasses import has_own_dispatch
+from crosscurrent.trace.subclasses import has_own_dispatch, step_aside
 from crosscurrent.trace.tracer import Tracer
 from crosscurrent.trace.usual import Plan
 
@@ -79,7 +79,7 @@ class Handler:
         if types:
             for kind in types:
                 if has_own_dispatch(kind):
-                    return NotImplemented  # a tensor subclass takes its ops apart first
+                    return step_aside(mode, func, types, args, kwargs or {})
         if kwargs is None:
             kwargs = {}
         way = self._ways.get(id(func))

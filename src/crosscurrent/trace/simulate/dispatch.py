@@ -13,7 +13,7 @@ from crosscurrent.trace.access import runner
 from crosscurrent.trace.simulate import plans
 from crosscurrent.trace.simulate.clock import ISSUE, KERNEL
 from crosscurrent.trace.simulate.memory import ON_HOST, UNDETERMINED
-from crosscurrent.trace.subclasses import has_own_dispatch
+from crosscurrent.trace.subclasses import has_own_dispatch, step_aside
 
 if TYPE_CHECKING:
     from crosscurrent.trace.simulate.engine import Pass
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _get_mode = torch._C._get_dispatch_mode
 strided = torch.strided
+
+
+def _for_fakes(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a call asks for while tensors are fake: they have no memory, what they stand for is on the CPU."""
+    wanted = kwargs.get("device")
+    if wanted is None or wanted.type != "cuda" or _get_mode(_FAKE) is None:
+        return kwargs
+    return {**kwargs, "device": plans.CPU}
 
 
 class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -48,7 +56,7 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types and any(has_own_dispatch(kind) for kind in types):
-            return NotImplemented  # a tensor subclass takes its ops apart first
+            return step_aside(self, func, types, args, _for_fakes(kwargs or {}))
         try:
             plan, run = self._plans[func]
         except KeyError:
@@ -89,11 +97,7 @@ class SimulatedDispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         simulation = self.simulation
         simulation.queues.thread.adopted = True
         if plan is not None and _get_mode(_FAKE) is not None:
-            wanted = kwargs.get("device")  # fake tensors have no memory: what they stand for is on the CPU
-            on_cpu = (
-                {**kwargs, "device": plans.CPU} if wanted is not None and wanted.type == "cuda" else kwargs
-            )
-            return func(*args, **on_cpu)
+            return func(*args, **_for_fakes(kwargs))
         if plan is plans.composite:
             with self:
                 return func.decompose(*args, **kwargs)

@@ -9,6 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorConverter
 
 from crosscurrent.trace.hidden_reads import hidden_reads
 from crosscurrent.trace.simulate import events, generators, graphs, streams
@@ -53,6 +54,7 @@ def install(simulation: Simulation, patches: Patches) -> None:
     _install_parsing(patches)
     _install_grouping(patches)
     _install_compile(patches)
+    _install_fakes(simulation, patches)
     _install_dlpack(simulation, patches)
     _install_attention(patches)
     _install_one_hot(patches)
@@ -205,6 +207,19 @@ def _install_compile(patches: Patches) -> None:
     patches.set(torch, "compile", compile_nothing)
     if "torch._dynamo" in sys.modules:
         patches.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+def _install_fakes(simulation: Simulation, patches: Patches) -> None:
+    """A fake of a tensor is on the CPU, where the tensor really is, as those are that are made as fakes."""
+
+    def converted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def from_real_tensor(*args: Any, **kwargs: Any) -> Any:
+            with simulation.memory.laid_bare():
+                return real(*args, **kwargs)
+
+        return from_real_tensor
+
+    patches.replace(FakeTensorConverter, "from_real_tensor", converted)
 
 
 def _install_grouping(patches: Patches) -> None:

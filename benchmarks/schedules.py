@@ -14,6 +14,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import argparse
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -123,6 +124,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     torch.set_num_threads(1)
     strategies: Sequence[tuple[str, Strategy]] = (
         ("random", RandomWalk(count=10**6)),

@@ -46,7 +46,7 @@ commands:
 exit codes:
   0 good; 1 something failed, or there is a race; 2 wrong use: nothing was run;
   3 no verdict: not everything could be run, or the script failed itself;
-  130 interrupted; 141 nobody read the output
+  130, 143 interrupted; 141 nobody read the output
 example: crosscurrent check --simulate script.py
 """
 

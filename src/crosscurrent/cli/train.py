@@ -110,7 +110,7 @@ def parser() -> ArgumentParser:
     options = command_parser(
         "train",
         "Train a long-context transformer with bounded KV caches on text, bytes as tokens. Exit code: 0 the "
-        "run finished, 1 it failed, 2 wrong use, 130 interrupted after saving.",
+        "run finished, 1 it failed, 2 wrong use, 130 or 143 interrupted after saving.",
         "crosscurrent train --text book.txt --steps 500 --checkpoint.file book.safetensors",
     )
     options.add_argument("--config", action="config", help="A YAML file with any of these options.")

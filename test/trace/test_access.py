@@ -252,6 +252,35 @@ def test_custom_op_with_pinned_memory_is_listed(run: Any, ops: Any) -> None:
     assert [finding.kind.value for finding in watch.findings] == ["write-after-read"]
 
 
+@pytest.mark.parametrize("source", ["run", "run_by_callbacks"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_custom_op_takes_memory_of_both_kinds(
+    source: str, waits: bool, ops: Any, request: pytest.FixtureRequest
+) -> None:
+    """PyTorch asks nobody who registers an op to keep to one device: here blocks are swapped out."""
+
+    def swap(blocks: list[torch.Tensor], kept: list[torch.Tensor], table: torch.Tensor) -> None:
+        for block, row in zip(blocks, table.tolist(), strict=True):
+            kept[row].copy_(block)
+
+    with torch.library._scoped_library("crosscurrent_swap", "DEF") as library:
+        library.define("out(Tensor[] blocks, Tensor(a!)[] kept, Tensor table) -> ()")
+        library.impl("out", swap, "CompositeExplicitAutograd")
+
+        def program() -> None:
+            blocks = [torch.full((2,), 1.0, device="cuda"), torch.full((2,), 2.0, device="cuda")]
+            kept = [torch.zeros(2, pin_memory=True), torch.zeros(2, device="cuda")]
+            torch.ops.crosscurrent_swap.out(blocks, kept, torch.tensor([1, 0]))  # and pageable memory
+            if waits:
+                torch.cuda.synchronize()
+            assert kept[0].sum().item() == 4
+
+        watch = request.getfixturevalue(source)(program)
+    assert ("out", "cuda:0 default", "rrrwrw") in ops(watch)
+    assert [each.op for each in watch.unknown] == ["crosscurrent_swap.out.default"]
+    assert bool(watch.findings) is not waits
+
+
 @pytest.mark.two_gpus
 def test_list_over_two_devices_is_an_op_on_each(run: Any, ops: Any) -> None:
     def program(tracer: Any) -> None:

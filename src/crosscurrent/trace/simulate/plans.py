@@ -150,9 +150,12 @@ def _waiting(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _foreign(mode: SimulatedDispatch, func: Any, args: Any, kwargs: Any) -> Any:
-    """An operator that somebody registered, implemented for the CPU: one step, seen from outside."""
+    """An operator that somebody registered, implemented for the CPU: one step, seen from outside.
+
+    Whether its tensors lie together is its own affair: PyTorch does not ask.
+    """
     simulation = mode.simulation
-    device = mode.place(func, args, kwargs)
+    device = mode.place(func, args, kwargs, mixed=True)
     simulation.before_call(func, args, kwargs)
     with simulation.memory.laid_bare():
         out = func(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,6 +74,19 @@ def batch_fixture() -> Callable[..., tuple[Tensor, Tensor]]:
 @pytest.fixture(name="grads")
 def grads_fixture() -> Callable[[torch.nn.Module], dict[str, Tensor]]:
     return grads
+
+
+@pytest.fixture
+def emptied() -> Callable[[], None]:
+    """Has all memory freed that nobody needs after a pass that failed."""
+
+    def emptied() -> None:
+        # The thread of autograd's engine lets go of a pass that failed, and of the error with its traceback,
+        # before it takes on another one. On a busy machine it may be late.
+        torch.ones(1, device="cuda", requires_grad=True).sum().backward()
+        gc.collect()
+
+    return emptied
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from crosscurrent.races.causes import RaceKind
-from crosscurrent.races.findings import Finding, RacingPair
+from crosscurrent.races.findings import Finding
 from crosscurrent.report import html
 from crosscurrent.report.document import Report
 from crosscurrent.report.missing import num_missing, shared_waits
@@ -48,20 +48,48 @@ def test_findings_with_one_second_line_lack_one_wait(racy: Any) -> None:
     assert _text(report).count("race 2 of 2") == 1, "both are still shown"
 
 
-def test_other_lines_and_lanes_lack_waits_of_their_own(racy: Any) -> None:
+def test_other_waits_are_edges_of_their_own(racy: Any) -> None:
     finding = racy.report().findings[0]
-    elsewhere = replace(finding.second, site=replace_site(finding.second.site, line=999))
-    other_lane = replace(finding.first, lane_index=7)
     for other in (
-        _beside(finding, second=elsewhere),
-        replace(finding, first=other_lane),
-        _beside(finding, kind=RaceKind.REUSE),
-        _beside(
-            finding, also=(RacingPair(kind=finding.kind, first=other_lane, second=finding.second, count=1),)
-        ),
+        _beside(finding, lacks=("`fetch.wait_stream(main)` before add at other.py:1 (step)",)),
+        _beside(finding, kind=RaceKind.REUSE, lacks=()),  # it takes a longer life of the memory
     ):
         assert shared_waits((finding, other)) == []
         assert num_missing((finding, other)) == 2
+
+
+def test_what_another_wait_mends_lacks_no_edge(racy: Any) -> None:
+    finding = racy.report().findings[0]
+    after = _beside(finding, lacks=(), mended_by=(finding.id,))
+    assert num_missing((finding, after)) == 1
+    assert [shared.findings for shared in shared_waits((finding, after))] == [(0, 1)]
+
+
+def test_what_two_waits_mend_together_is_mended_by_none_alone(racy: Any) -> None:
+    finding = racy.report().findings[0]
+    other = replace(finding, id="other", lacks=("`main.synchronize()` before add at other.py:1 (step)",))
+    last = _beside(finding, lacks=(), mended_by=(finding.id, other.id))
+    assert num_missing((finding, other, last)) == 2
+    assert shared_waits((finding, other, last)) == []
+
+
+def test_waits_in_one_line_on_several_lanes_are_one_edge(racy: Any) -> None:
+    finding = racy.report().findings[0]
+    both = replace(finding, id="both", lacks=(*finding.lacks, finding.lacks[0].replace("fetch", "store")))
+    assert num_missing((finding, both)) == num_missing((both,)) == 1
+    assert shared_waits((finding, both)) == [], "one wait mends the first of them only"
+
+
+def test_the_wait_that_mends_most_is_named_first(racy: Any) -> None:
+    finding = racy.report().findings[0]
+    few = replace(finding, id="few", lacks=("`main.synchronize()` before add at other.py:1 (step)",))
+    findings = (
+        few,
+        _beside(few, lacks=(), mended_by=(few.id,)),
+        finding,
+        *(replace(finding, id=f"after {number}", lacks=(), mended_by=(finding.id,)) for number in range(2)),
+    )
+    assert [shared.findings for shared in shared_waits(findings)] == [(2, 3, 4), (0, 1)]
 
 
 def test_a_single_finding_shares_nothing(racy: Any) -> None:

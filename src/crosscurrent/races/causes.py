@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -46,6 +46,21 @@ class Context(NamedTuple):
     """The second lane's last wait between the two accesses, if it was for another lane."""
 
 
+class LackedWait(NamedTuple):
+    """A wait that is not there: right before an access, for all that another lane was given so far."""
+
+    lane: int
+    """The lane to be waited for."""
+
+    second: int
+    """The lane that has to wait."""
+
+    site: int
+    """Where: before which call, of which op."""
+
+    op: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Cause:
     """Racing pairs that share their kind, lanes, ops and call sites; the first of them in full."""
@@ -63,3 +78,12 @@ class Cause:
     freed: Freed | None = None
     count: int = 1
     last: tuple[int, int] = (0, 0)
+
+    lacks: set[LackedWait] = field(default_factory=set)
+    """The waits that mend it, as far as those that other causes lack do not."""
+
+    lacks_care: bool = False
+    """Whether it takes ``record_stream``, or a longer life of the freed tensor."""
+
+    mended_by: set[LackedWait] = field(default_factory=set)
+    """The waits of other causes that mend it, or some of its pairs."""

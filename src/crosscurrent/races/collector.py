@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from crosscurrent.races.blocks import Entry
 from crosscurrent.races.causes import Cause, Context, Freed, RaceKind
-from crosscurrent.races.clocks import Recording
+from crosscurrent.races.clocks import Clocks, Recording
+from crosscurrent.races.mending import Mending
 from crosscurrent.trace.records import Access, HostWait, MemoryKind, Op, RecordEvent, WaitEvent
 
 _Wait = WaitEvent | HostWait
@@ -14,7 +15,9 @@ _Key = tuple[RaceKind, int, str, int, int, str, int, MemoryKind, int]
 class Collector:
     """The races so far, one example of each cause; bounded by the program's text, not by its run."""
 
-    def __init__(self) -> None:
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+        self._mending: Mending | None = None
         self._causes: dict[_Key, Cause] = {}
         self._last_wait: dict[int, tuple[RecordEvent | None, _Wait]] = {}
         self._last_wait_for: dict[tuple[int, int], tuple[RecordEvent, _Wait]] = {}
@@ -24,11 +27,19 @@ class Collector:
     @property
     def causes(self) -> list[Cause]:
         """The causes, in order of appearance."""
+        self.settle()
         return list(self._causes.values())
+
+    def settle(self) -> None:
+        """Find out what the last races lack; the clocks are about to change."""
+        if self._mending is not None:
+            self._mending.settle()
 
     def recorded(self, recording: Recording) -> None:
         """An event was recorded."""
         self._last_recording[recording.record.lane] = recording
+        if self._mending is not None:
+            self._mending.recorded(recording.record)
 
     def waited(self, lane: int, record: RecordEvent | None, wait: _Wait) -> None:
         """``lane`` waited for a recording, or (the host) for all work of some lanes."""
@@ -36,6 +47,8 @@ class Collector:
         self._unrecorded.pop(lane, None)
         if record is not None:
             self._last_wait_for[lane, record.lane] = (record, wait)
+        if self._mending is not None:
+            self._mending.waited(lane, record, wait)
 
     def waited_for_nothing(self, wait: WaitEvent) -> None:
         """A stream waited for an event that nobody had recorded."""
@@ -60,7 +73,7 @@ class Collector:
         cause = self._causes.get(key)
         pair = (first.index, op.index)
         if cause is None:
-            self._causes[key] = Cause(
+            cause = self._causes[key] = Cause(
                 kind=kind,
                 first_lane=lane,
                 first=first,
@@ -74,12 +87,15 @@ class Collector:
                 freed=freed,
                 last=pair,
             )
-            return
-        cause.certain |= certain
-        # One pair of ops that meets in several tensors counts once.
-        if cause.last != pair:
-            cause.count += 1
-            cause.last = pair
+        else:
+            cause.certain |= certain
+            # One pair of ops that meets in several tensors counts once.
+            if cause.last != pair:
+                cause.count += 1
+                cause.last = pair
+        if self._mending is None:
+            self._mending = Mending(self._clocks)
+        self._mending.race(cause, lane, epoch, op)
 
     def _context(self, lane: int, epoch: int, first: Op, op: Op) -> Context:
         recording = self._last_recording.get(lane)

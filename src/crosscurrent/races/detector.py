@@ -86,7 +86,7 @@ class Detector(Sink):
         self._small: dict[int, Pool] = {}
         self._large: dict[int, Pool] = {}
         self._pinned: dict[int, Pool] = {}
-        self._found = Collector()
+        self._found = Collector(self._clocks)
         self._host_waits: dict[tuple[Any, ...], HostWaitCount] = {}
         self._unknown: dict[tuple[Any, ...], UnknownCount] = {}
         self._feeders: dict[type, Callable[[Any], None]] = {
@@ -363,12 +363,14 @@ class Detector(Sink):
     # Synchronization.
 
     def _record_event(self, record: RecordEvent) -> None:
+        self._found.settle()
         self._found.recorded(self._clocks.record(record))
 
     def _drop_event(self, drop: DropEvent) -> None:
         self._clocks.drop(drop.event)
 
     def _wait_event(self, wait: WaitEvent) -> None:
+        self._found.settle()
         recording = self._clocks.wait(wait)
         if recording is not None:
             self._found.waited(wait.lane, recording.record, wait)
@@ -376,6 +378,7 @@ class Detector(Sink):
             self._found.waited_for_nothing(wait)
 
     def _host_wait(self, wait: HostWait) -> None:
+        self._found.settle()
         idle = int(self._clocks.all_done)
         recording = self._clocks.host_wait(wait)
         lanes = wait.lanes if recording is None else (recording.record.lane,)

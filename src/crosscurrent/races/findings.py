@@ -13,18 +13,28 @@ The detector hands over *causes*: pairs of accesses that share their kind, lanes
   allocated in one line; whatever reuses them.
 - Findings with the same two lines in their headlines, on other lanes, are one.
 
-All pairs that a finding stands for are in ``also``: nothing is merged out of sight.
+All pairs that a finding stands for are in ``also``: nothing is merged out of sight. Where the waits that
+other findings lack mend one, too, it says so.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from crosscurrent.races.causes import Cause, RaceKind
-from crosscurrent.races.wording import fix_for, lane_of, missing_edge, notes_on, place, site_of
+from crosscurrent.races.causes import Cause, LackedWait, RaceKind
+from crosscurrent.races.wording import (
+    fix_for,
+    lane_of,
+    mended_note,
+    missing_edge,
+    notes_on,
+    place,
+    site_of,
+    words_of,
+)
 from crosscurrent.trace.records import HOST, Access, MemoryKind, Op, Site, TraceInfo
 
 _RANK = {kind: rank for rank, kind in enumerate(RaceKind)}
@@ -96,6 +106,12 @@ class Finding:
     freed_at: Site | None = None
     """Where the block was given back, for a reuse."""
 
+    lacks: tuple[str, ...] = ()
+    """The waits that mend it; none where those of other findings do, or where none is what it takes."""
+
+    mended_by: tuple[str, ...] = ()
+    """The ids of other findings, if their waits mend this one, too."""
+
     witness: str | None = None
     schedule: str | None = None
 
@@ -124,12 +140,14 @@ def findings_of(causes: Iterable[Cause], info: TraceInfo) -> list[Finding]:
     groups.sort(key=lambda group: (group[0].second.index, group[0].first.index, _RANK[group[0].kind]))
     findings: list[Finding] = []
     seen: dict[str, int] = {}
-    for group in _by_line(groups):
+    merged = _by_line(groups)
+    for group in merged:
         identity = _identity(group[0], info)
         times = seen[identity] = seen.get(identity, 0) + 1
         name = identity if times == 1 else f"{identity}-{times}"
         findings.append(_finding(name, group, info))
-    return findings
+    owners = _owners(findings, merged)
+    return [_with_menders(*each, owners, info) for each in zip(findings, merged, strict=True)]
 
 
 def _finding(name: str, group: Sequence[Cause], info: TraceInfo) -> Finding:
@@ -148,6 +166,28 @@ def _finding(name: str, group: Sequence[Cause], info: TraceInfo) -> Finding:
         certain=any(cause.certain for cause in group),
         freed_at=site_of(head.freed.free, info) if head.freed is not None else None,
     )
+
+
+def _owners(findings: Sequence[Finding], groups: Sequence[Sequence[Cause]]) -> dict[LackedWait, list[str]]:
+    """Which findings lack a wait, by their ids."""
+    owners: dict[LackedWait, list[str]] = {}
+    for finding, group in zip(findings, groups, strict=True):
+        for wait in set().union(*(cause.lacks for cause in group)):
+            owners.setdefault(wait, []).append(finding.id)
+    return owners
+
+
+def _with_menders(
+    finding: Finding, group: Sequence[Cause], owners: Mapping[LackedWait, Sequence[str]], info: TraceInfo
+) -> Finding:
+    """A finding, and the waits that it lacks, or those of others that mend it."""
+    lacks = sorted(set().union(*(cause.lacks for cause in group)))
+    helpers = sorted(set().union(*(cause.mended_by for cause in group)))
+    if lacks or not helpers or any(cause.lacks_care for cause in group):
+        return replace(finding, lacks=tuple(words_of(wait, info) for wait in lacks))
+    ids = tuple(dict.fromkeys(name for wait in helpers for name in owners[wait]))
+    note = mended_note(ids, helpers, info)
+    return replace(finding, mended_by=ids, notes=(*finding.notes, note))
 
 
 def _side(op: Op, access: Access, lane: int, info: TraceInfo) -> RacingAccess:

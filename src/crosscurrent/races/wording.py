@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from crosscurrent.races.causes import Cause, RaceKind
+from crosscurrent.races.causes import Cause, LackedWait, RaceKind
 from crosscurrent.trace.records import (
     HOST,
     HostWait,
@@ -140,6 +140,23 @@ def notes_on(head: Cause, info: TraceInfo) -> list[str]:
             f"at {_at(record.site, info)}, before {head.first.name}: too early to cover it"
         )
     return notes
+
+
+def words_of(wait: LackedWait, info: TraceInfo) -> str:
+    """A wait that is not there, as a change to the program."""
+    first = stream_word(lane_of(wait.lane, info).name)
+    before = f"before {wait.op} at {_at(wait.site, info)}"
+    if wait.second == HOST:
+        return f"`{first}.synchronize()` {before}"
+    return f"`{stream_word(lane_of(wait.second, info).name)}.wait_stream({first})` {before}"
+
+
+def mended_note(ids: Sequence[str], waits: Sequence[LackedWait], info: TraceInfo) -> str:
+    """That what other findings lack mends this one, too."""
+    what, do = ("wait", "mends") if len(waits) == 1 else ("waits", "mend")
+    who = ids[0] if len(ids) == 1 else f"{', '.join(ids[:-1])} and {ids[-1]}"
+    lack = "lack" if len(ids) > 1 else "lacks"
+    return f"the {what} that {who} {lack} {do} this, too: {'; '.join(words_of(wait, info) for wait in waits)}"
 
 
 def _waited_for(record: RecordEvent | None, wait: WaitEvent | HostWait, info: TraceInfo) -> str:

@@ -1,8 +1,10 @@
 """How many sync edges are missing, and which single wait mends several findings.
 
 A finding is told by its two accesses, so that nothing is hidden behind another. But a wait right before an
-access covers all that was issued on the other lane so far. Findings between the same two lanes, whose
-second access is in the same line, are mended by the same wait there: they lack one edge, not several.
+access covers all that was issued on the other lane so far, and all that this lane had waited for, and who
+waits for the waiter later is served, too: where one link of a chain is missing there is a race at each of
+those that follow. Findings that lack the same wait lack one edge, and those that the waits of others mend
+lack none of their own.
 """
 
 from __future__ import annotations
@@ -10,11 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from crosscurrent.races.causes import RaceKind
 from crosscurrent.races.findings import Finding
-from crosscurrent.races.wording import place, stream_word
-from crosscurrent.report.source import short_op
-from crosscurrent.trace.records import HOST
+from crosscurrent.report.wording import readable
 
 
 class SharedWait(NamedTuple):
@@ -34,31 +33,32 @@ class SharedWait(NamedTuple):
 
 
 def num_missing(findings: Sequence[Finding]) -> int:
-    """How many edges the findings lack."""
-    return len(findings) - sum(len(shared.findings) - 1 for shared in shared_waits(findings))
+    """How many edges the findings lack: if they are there, no race is left."""
+    alone = sum(not finding.lacks and not finding.mended_by for finding in findings)
+    return alone + len(_sets_of_waits(findings))
 
 
 def shared_waits(findings: Sequence[Finding]) -> list[SharedWait]:
-    """The waits that mend several findings each, in the order of the findings."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for number, finding in enumerate(findings):
-        if _lacks_one_edge(finding):
-            where = finding.first.lane_index, finding.second.lane_index, finding.second.site
-            groups.setdefault(where, []).append(number)
-    return [SharedWait(tuple(group), _fix(findings[group[0]])) for group in groups.values() if len(group) > 1]
+    """The waits that mend several findings each, the one that mends most first."""
+    shared = []
+    for waits in _sets_of_waits(findings):
+        if len(waits) == 1:
+            mended = _mended_by(waits, findings)
+            if len(mended) > 1:
+                shared.append(SharedWait(mended, readable(next(iter(waits)))))
+    return sorted(shared, key=lambda wait: -len(wait.findings))
 
 
-def _lacks_one_edge(finding: Finding) -> bool:
-    """Not a reuse, which has other cures, and nothing that lacks the same edge on further lanes."""
-    lanes = finding.first.lane_index, finding.second.lane_index
-    return finding.kind is not RaceKind.REUSE and all(
-        (pair.first.lane_index, pair.second.lane_index) == lanes for pair in finding.also
+def _sets_of_waits(findings: Sequence[Finding]) -> list[frozenset[str]]:
+    """The waits of each finding that has any (on each of its lanes, say), but for those within others'."""
+    distinct = list(dict.fromkeys(frozenset(finding.lacks) for finding in findings if finding.lacks))
+    return [waits for waits in distinct if not any(waits < others for others in distinct)]
+
+
+def _mended_by(waits: frozenset[str], findings: Sequence[Finding]) -> tuple[int, ...]:
+    lacking = {finding.id for finding in findings if finding.lacks and waits.issuperset(finding.lacks)}
+    return tuple(
+        number
+        for number, finding in enumerate(findings)
+        if finding.id in lacking or (finding.mended_by and lacking.issuperset(finding.mended_by))
     )
-
-
-def _fix(finding: Finding) -> str:
-    first, second = finding.first, finding.second
-    before = f"before {short_op(second.op)} at {place(second.site)}"
-    if second.lane_index == HOST:
-        return f"`{stream_word(first.lane)}.synchronize()` {before}"
-    return f"`{stream_word(second.lane)}.wait_stream({stream_word(first.lane)})` {before}"

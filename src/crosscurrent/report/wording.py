@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from crosscurrent.races.advice import Advice, Verdict
 from crosscurrent.races.causes import RaceKind
 from crosscurrent.races.findings import Finding
-from crosscurrent.report.document import HostWaits
 from crosscurrent.report.source import WELL_KNOWN, place_of, shape_of, short_op
+
+if TYPE_CHECKING:
+    from crosscurrent.report.document import HostWaits
 
 _OPERATOR = re.compile(r"\b(?:aten|c10d)\.(\w+)\.\w+")
 

@@ -1,0 +1,215 @@
+"""What a race lacks itself, and what the waits that others lack mend.
+
+The oracle puts the waits into the trace, where they are said to be missing, and judges it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from race_programs import (
+    EXTRA,
+    FETCH,
+    HOST,
+    MAIN,
+    STORE,
+    Step,
+    alloc,
+    at,
+    causes,
+    copy,
+    edge,
+    free,
+    op,
+    races,
+    read,
+    records_of,
+    sync_lanes,
+    use_stream,
+    write,
+)
+from race_strategies import programs
+
+from crosscurrent.races.causes import Cause, LackedWait
+from crosscurrent.races.detector import Detector
+from crosscurrent.trace.records import HostWait, Op, Record, RecordEvent, WaitEvent
+
+
+def with_waits(records: Sequence[Record], waits: Collection[LackedWait]) -> list[Record]:
+    """The trace of the program in whose lines these waits are."""
+    event = 1_000_000
+    mended: list[Record] = []
+    for record in records:
+        if isinstance(record, Op):
+            for wait in sorted(waits):
+                if wait[1:] == (record.lane, record.site, record.name):
+                    if record.lane == HOST:
+                        mended.append(HostWait(0, "synchronize", None, (wait.lane,), record.site))
+                        continue
+                    event += 1
+                    mended.append(RecordEvent(0, wait.lane, event, record.site, "wait_stream"))
+                    mended.append(WaitEvent(0, record.lane, event, record.site, "wait_stream"))
+        mended.append(record)
+    return [record._replace(index=index) for index, record in enumerate(mended)]
+
+
+def judged(records: Sequence[Record]) -> list[Cause]:
+    detector = Detector()
+    for record in records:
+        detector.feed(record)
+    return detector.causes
+
+
+def name(cause: Cause) -> tuple[object, ...]:
+    """The same cause in two traces."""
+    lanes, sites = (cause.first_lane, cause.second_lane), (cause.first.site, cause.second.site)
+    names = cause.first.name, cause.second.name
+    return cause.kind, cause.memory, lanes, sites, names, cause.freed and cause.freed.allocated
+
+
+def sites_of(steps: Sequence[Step]) -> list[tuple[bool, bool, bool]]:
+    return [(bool(each.lacks), each.lacks_care, bool(each.mended_by)) for each in causes(steps)]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs(), st.integers(1, 40))
+def test_with_the_waits_no_race_is_left_but_those_of_the_allocator(steps: list[Step], lines: int) -> None:
+    """In a few lines, too, each of which is executed often."""
+    steps = [at(number % lines, each) for number, each in enumerate(steps)]
+    records = records_of(steps)
+    before = judged(records)
+    assert all(cause.lacks or cause.lacks_care or cause.mended_by for cause in before)
+    waits = {wait for cause in before for wait in cause.lacks}
+    left = {name(cause) for cause in judged(with_waits(records, waits))}
+    assert left <= {name(cause) for cause in before if cause.lacks_care}
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs(), st.integers(1, 40))
+def test_what_others_mend_is_mended_by_those_that_are_named(steps: list[Step], lines: int) -> None:
+    records = records_of([at(number % lines, each) for number, each in enumerate(steps)])
+    for cause in judged(records):
+        if not cause.lacks_care:
+            left = judged(with_waits(records, cause.lacks | cause.mended_by))
+            assert name(cause) not in {name(other) for other in left}
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs())
+def test_every_wait_is_needed_where_each_line_is_executed_once(steps: list[Step]) -> None:
+    records = records_of(steps)
+    before = judged(records)
+    waits = {wait for cause in before for wait in cause.lacks}
+    for wait in waits:
+        assert judged(with_waits(records, waits - {wait})), wait
+
+
+CHAIN = [write(FETCH, "slot"), read(MAIN, "slot"), edge(MAIN, STORE), read(STORE, "slot")]
+
+
+def test_a_link_of_a_chain_mends_what_follows() -> None:
+    first, second = causes(CHAIN)
+    (link,) = first.lacks
+    assert (link.lane, link.second, link.site) == (FETCH, MAIN, 1)
+    assert second.lacks == set()
+    assert second.mended_by == {link}
+    head, tail = races(CHAIN)
+    assert head.lacks == ("`main.wait_stream(host_to_device)` before op at /program/train.py:1 (step)",)
+    assert tail.mended_by == (head.id,)
+    assert tail.notes[-1] == f"the wait that {head.id} lacks mends this, too: {head.lacks[0]}"
+
+
+def test_two_ends_lack_a_wait_each() -> None:
+    first, second = causes([write(FETCH, "slot"), read(MAIN, "slot"), read(STORE, "slot")])
+    assert [wait.second for cause in (first, second) for wait in cause.lacks] == [MAIN, STORE]
+    assert first.mended_by == second.mended_by == set()
+
+
+def test_of_two_lanes_the_one_that_knows_the_other_is_waited_for() -> None:
+    steps = [
+        write(FETCH, "slot"),
+        edge(FETCH, STORE),
+        write(STORE, "other"),
+        op(MAIN, reads=["slot", "other"]),
+    ]
+    found = {cause.first_lane: cause for cause in causes(steps)}
+    (wait,) = found[STORE].lacks
+    assert wait.lane == STORE
+    assert found[FETCH].lacks == set()
+    assert found[FETCH].mended_by == {wait}
+
+
+def test_a_race_may_take_the_waits_of_two_others() -> None:
+    steps = [
+        write(FETCH, "slot"),
+        write(FETCH, "x"),
+        read(STORE, "x"),  # lacks a wait for the fetch
+        write(STORE, "y"),
+        read(EXTRA, "y"),  # lacks a wait for the store
+        read(EXTRA, "slot"),
+    ]
+    *ends, last = causes(steps)
+    assert last.lacks == set()
+    assert last.mended_by == {wait for cause in ends for wait in cause.lacks}
+    assert "the waits that" in races(steps)[-1].notes[-1]
+
+
+def test_the_host_lacks_a_wait_and_serves_all_streams() -> None:
+    steps = [write(FETCH, "pinned"), read(HOST, "pinned"), write(MAIN, "pinned")]
+    first, second = causes(steps)
+    assert [wait.second for wait in first.lacks] == [HOST]
+    assert second.mended_by == first.lacks
+    assert races(steps)[0].lacks == (
+        "`host_to_device.synchronize()` before op at /program/train.py:1 (step)",
+    )
+
+
+def test_an_early_recording_is_no_better_for_a_later_wait() -> None:
+    """The chain goes on from what was recorded before the missing wait."""
+    steps = [
+        write(FETCH, "slot"),
+        edge(MAIN, STORE),
+        read(MAIN, "slot"),
+        read(STORE, "slot"),
+    ]
+    assert all(cause.lacks for cause in causes(steps))
+
+
+REUSED = [
+    alloc(MAIN, "a"),
+    write(MAIN, "a"),
+    edge(MAIN, FETCH),
+    read(FETCH, "a"),
+    free("a"),
+    alloc(MAIN, "b"),
+    write(MAIN, "b"),
+]
+
+
+def test_a_reuse_takes_care_and_mends_nothing_else() -> None:
+    after = [copy(FETCH, "z", "z"), read(MAIN, "z")]
+    assert sites_of(REUSED) == [(False, True, False)]
+    assert sites_of([*after[:1], *REUSED, *after[1:]]) == [(False, True, False), (True, False, False)]
+    assert not races([*REUSED[:4], use_stream("a", FETCH), *REUSED[4:]])
+
+
+def test_a_wait_that_is_missing_before_mends_a_reuse() -> None:
+    steps = [write(FETCH, "z"), *REUSED]
+    steps.insert(5, read(MAIN, "z"))
+    plain, reuse = causes(steps)
+    assert plain.lacks
+    assert not reuse.lacks_care
+    assert reuse.mended_by == plain.lacks
+
+
+def test_a_reuse_of_the_pools_own_memory_lacks_a_wait() -> None:
+    steps = [alloc(MAIN, "a"), write(MAIN, "a"), free("a"), alloc(MAIN, "b"), write(FETCH, "b")]
+    (finding,) = races(steps)
+    assert finding.lacks == ("`host_to_device.wait_stream(main)` before op at /program/train.py:4 (step)",)
+
+
+def test_what_was_waited_for_in_vain_stays_mended_later() -> None:
+    steps = [*CHAIN, sync_lanes(FETCH), read(MAIN, "slot")]
+    assert sites_of(steps) == sites_of(CHAIN)

@@ -98,10 +98,12 @@ def test_what_others_mend_is_mended_by_those_that_are_named(steps: list[Step], l
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs())
-def test_every_wait_is_needed_where_each_line_is_executed_once(steps: list[Step]) -> None:
+def test_all_that_is_lacked_is_needed_where_each_line_is_executed_once(steps: list[Step]) -> None:
     records = records_of(steps)
     before = judged(records)
     waits = {wait for cause in before for wait in cause.lacks}
+    left = {name(cause) for cause in judged(with_waits(records, waits))}
+    assert left == {name(cause) for cause in before if cause.lacks_care}
     for wait in waits:
         assert judged(with_waits(records, waits - {wait})), wait
 
@@ -199,6 +201,23 @@ def test_a_wait_that_is_missing_before_mends_a_reuse() -> None:
     steps = [write(FETCH, "z"), *REUSED]
     steps.insert(5, read(MAIN, "z"))
     plain, reuse = causes(steps)
+    assert plain.lacks
+    assert not reuse.lacks_care
+    assert reuse.mended_by == plain.lacks
+
+
+def test_a_wait_of_the_lane_that_a_block_is_held_for_mends_its_reuse() -> None:
+    steps = [
+        alloc(MAIN, "a"),
+        edge(MAIN, FETCH),
+        write(FETCH, "a"),
+        read(STORE, "a"),  # lacks a wait for the fetch, with which the allocator would wait for it, too
+        use_stream("a", STORE),
+        free("a"),
+        alloc(MAIN, "b"),
+        write(MAIN, "b"),
+    ]
+    *_, plain, reuse = causes(steps)
     assert plain.lacks
     assert not reuse.lacks_care
     assert reuse.mended_by == plain.lacks

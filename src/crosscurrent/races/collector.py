@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from crosscurrent.races.blocks import Entry
 from crosscurrent.races.causes import Cause, Context, Freed, RaceKind
 from crosscurrent.races.clocks import Clocks, Recording
@@ -29,6 +31,12 @@ class Collector:
         """The causes, in order of appearance."""
         self.settle()
         return list(self._causes.values())
+
+    def freed(self, block: int, lanes: Iterable[int]) -> None:
+        """A block was given back that the allocator holds until ``lanes`` are done with what they have."""
+        self.settle()
+        if self._mending is not None:
+            self._mending.freed(block, lanes)
 
     def settle(self) -> None:
         """Find out what the last races lack; the clocks are about to change."""
@@ -95,7 +103,7 @@ class Collector:
                 cause.last = pair
         if self._mending is None:
             self._mending = Mending(self._clocks)
-        self._mending.race(cause, lane, epoch, op)
+        self._mending.race(cause, lane, epoch, op, -1 if freed is None else freed.block)
 
     def _context(self, lane: int, epoch: int, first: Op, op: Op) -> Context:
         recording = self._last_recording.get(lane)

@@ -348,6 +348,7 @@ class Detector(Sink):
         if block.used:
             for lane in block.used:
                 done = list(map(max, done, self._clocks.of(lane)))
+            self._found.freed(number, block.used)
         pool.take_back(block, number, site, done)
 
     def _use_stream(self, use: UseStream) -> None:

@@ -12,6 +12,7 @@ these order nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from crosscurrent.races.causes import Cause, LackedWait, RaceKind
@@ -37,6 +38,9 @@ class _Race(NamedTuple):
     given: int
     """How much the other lane had been given."""
 
+    freed: int
+    """The block that was given back, for a reuse; else -1."""
+
     wait: LackedWait
 
 
@@ -47,8 +51,9 @@ class Mending:
         self._clocks = clocks
         self._lanes: dict[int, _More] = {}
         self._events: dict[int, _More] = {}
+        self._freed: dict[int, _More] = {}
         self._races: list[_Race] = []
-        self._sweep_at = 1024
+        self._sweep_at = self._sweep_freed_at = 1024
 
     def recorded(self, record: RecordEvent) -> None:
         """An event was recorded."""
@@ -66,12 +71,24 @@ class Mending:
             for other in wait.lanes:
                 self._take_in(lane, self._of(other))
 
-    def race(self, cause: Cause, lane: int, epoch: int, op: Op) -> None:
+    def freed(self, block: int, lanes: Iterable[int]) -> None:
+        """A block was given back that the allocator holds until ``lanes`` are done with what they have."""
+        known: _More = {}
+        for lane in lanes:
+            for other, (epoch, thanks) in self._of(lane).items():
+                if epoch > known.get(other, _NOTHING)[0]:
+                    known[other] = (epoch, thanks)
+        if known:
+            self._freed[block] = known
+            if len(self._freed) > self._sweep_freed_at:
+                self._sweep_freed()
+
+    def race(self, cause: Cause, lane: int, epoch: int, op: Op, freed: int = -1) -> None:
         """An access of ``op`` is not ordered after the ``epoch``-th op of ``lane``."""
         if self._races and self._races[0].number != op.index:
             self.settle()
         wait = LackedWait(lane, op.lane, op.site, op.name)
-        self._races.append(_Race(op.index, cause, lane, epoch, self._clocks.of(lane)[lane], wait))
+        self._races.append(_Race(op.index, cause, lane, epoch, self._clocks.of(lane)[lane], freed, wait))
 
     def settle(self) -> None:
         """Mend the races of the last op that had any, before the clocks change."""
@@ -94,6 +111,8 @@ class Mending:
 
     def _is_mended(self, race: _Race, second: int) -> bool:
         epoch, thanks = self._of(second).get(race.lane, _NOTHING)
+        if epoch < race.epoch:
+            epoch, thanks = self._freed.get(race.freed, {}).get(race.lane, _NOTHING)
         if epoch < race.epoch:
             return False
         race.cause.mended_by |= thanks
@@ -134,6 +153,16 @@ class Mending:
         recording = self._clocks.recording
         self._events = {event: more for event, more in self._events.items() if recording(event) is not None}
         self._sweep_at = max(1024, 2 * len(self._events))
+
+    def _sweep_freed(self) -> None:
+        """Forget blocks of which the host knows that all is done."""
+        host = self._clocks.host
+        self._freed = {
+            block: known
+            for block, known in self._freed.items()
+            if any(epoch > host[lane] for lane, (epoch, _) in known.items())
+        }
+        self._sweep_freed_at = max(1024, 2 * len(self._freed))
 
 
 def _takes_wait(cause: Cause) -> bool:

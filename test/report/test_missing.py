@@ -40,7 +40,8 @@ def test_findings_with_one_second_line_lack_one_wait(racy: Any) -> None:
     assert num_missing(both) == 1
     (shared,) = shared_waits(both)
     assert shared.findings == (0, 1)
-    assert shared.fix.startswith("`fetch.wait_stream(main)` before copy_ at ")
+    (fix,) = shared.fixes
+    assert fix.startswith("`fetch.wait_stream(main)` before copy_ at ")
     report = replace(report, findings=both)
     for text in (_text(report), html.render(report)):
         assert "1 sync edge is missing" in text
@@ -77,7 +78,10 @@ def test_waits_in_one_line_on_several_lanes_are_one_edge(racy: Any) -> None:
     finding = racy.report().findings[0]
     both = replace(finding, id="both", lacks=(*finding.lacks, finding.lacks[0].replace("fetch", "store")))
     assert num_missing((finding, both)) == num_missing((both,)) == 1
-    assert shared_waits((finding, both)) == [], "one wait mends the first of them only"
+    (shared,) = shared_waits((finding, both))
+    assert shared.findings == (0, 1)
+    assert shared.sentence.startswith("One wait, on each of its streams, mends races 1 and 2: `")
+    assert len(shared.fixes) == 2
 
 
 def test_the_wait_that_mends_most_is_named_first(racy: Any) -> None:

@@ -17,19 +17,20 @@ from crosscurrent.report.wording import readable
 
 
 class SharedWait(NamedTuple):
-    """One wait that mends several findings."""
+    """One wait that mends several findings, or one on each of several streams."""
 
     findings: tuple[int, ...]
     """Their positions in the list of findings."""
 
-    fix: str
-    """The wait, as a change to the program."""
+    fixes: tuple[str, ...]
+    """The wait, as a change to the program; several where the same is missing on several streams."""
 
     @property
     def sentence(self) -> str:
         """What mends which findings, numbered from 1 as they are shown."""
         *most, last = (str(number + 1) for number in self.findings)
-        return f"One wait mends races {', '.join(most)} and {last}: {self.fix}."
+        one = "One wait mends" if len(self.fixes) == 1 else "One wait, on each of its streams, mends"
+        return f"{one} races {', '.join(most)} and {last}: {'; '.join(self.fixes)}."
 
 
 def num_missing(findings: Sequence[Finding]) -> int:
@@ -42,10 +43,11 @@ def shared_waits(findings: Sequence[Finding]) -> list[SharedWait]:
     """The waits that mend several findings each, the one that mends most first."""
     shared = []
     for waits in _sets_of_waits(findings):
-        if len(waits) == 1:
-            mended = _mended_by(waits, findings)
-            if len(mended) > 1:
-                shared.append(SharedWait(mended, readable(next(iter(waits)))))
+        mended = _mended_by(waits, findings)
+        if len(mended) > 1:
+            # In the order of the finding that has them all.
+            listed = next(finding.lacks for finding in findings if waits.issubset(finding.lacks))
+            shared.append(SharedWait(mended, tuple(map(readable, listed))))
     return sorted(shared, key=lambda wait: -len(wait.findings))
 
 

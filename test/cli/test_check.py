@@ -194,6 +194,12 @@ def test_a_program_that_closes_its_output_keeps_its_verdict() -> None:
     assert "Traceback" not in finished.stderr
 
 
+@pytest.mark.parametrize(("first", "code"), [("int", 1), ("copies.synchronize", 0)])
+def test_races_of_exit_functions_are_seen(first: str, code: int) -> None:
+    exits = f"import atexit\natexit.register(lambda: host.sum())\natexit.register({first})\n"
+    assert _check(FIXED + exits) == code
+
+
 def test_races_of_a_thread_that_outlives_the_script_are_seen() -> None:
     body = "\n".join(f"    {line}" for line in RACY.splitlines()[1:])
     source = f"import threading, torch\ndef work():\n{body}\nthreading.Thread(target=work).start()\n"

@@ -13,18 +13,19 @@ import importlib.util
 import os
 import runpy
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from jsonargparse import ArgumentParser
 from jsonargparse import Namespace as Arguments
 
+from crosscurrent.cli import at_exit
+from crosscurrent.cli.at_exit import AtExit
 from crosscurrent.cli.exits import WrongUseError
 from crosscurrent.cli.processes import Processes
 
@@ -127,13 +128,13 @@ def run(
     on_os_exit: Callable[[Ending], int],
     on_end: Callable[[Namespace], None] = lambda _: None,
 ) -> Ending:
-    """Run the script to its end, its threads included. Its output goes where it sends it.
+    """Run the script to its end, its threads and exit functions included. Its output goes where it sends it.
 
     ``on_end`` is called then, while the script's variables are still there. ``on_os_exit`` is called when
     the script calls ``os._exit``; what it returns becomes the status of the process, which then ends at once.
     """
     import_path = "" if script.is_module else str(Path(script.program).resolve().parent)
-    process, processes = os.getpid(), Processes()
+    process, processes, left = os.getpid(), Processes(), AtExit()
 
     def exit_with_remarks(ending: Ending) -> int:
         return on_os_exit(replace(ending, remarks=processes.remarks))
@@ -143,16 +144,28 @@ def run(
         _arguments(script),
         _endings_seen(exit_with_remarks),
         processes.counted(),
+        left.noted(),
     ):
-        before = set(threading.enumerate())
         ending, namespace = _run(script)
-        for thread in set(threading.enumerate()) - before:
-            if not thread.daemon:
-                thread.join()
+        if os.getpid() != process:  # a child that it forked: Python does the rest when that ends
+            return ending
+        with _main_module(namespace):
+            ending = _finish(left, ending)
         on_end(namespace)
-        if ending.failed and os.getpid() == process:
+        if ending.failed:
             processes.end_left()
         return replace(ending, remarks=processes.remarks)
+
+
+def _finish(left: AtExit, ending: Ending) -> Ending:
+    """Do what Python does after the last line, and give how the script ended then."""
+    try:
+        left.wait_for_threads()
+    except KeyboardInterrupt as error:
+        _print_traceback(error)
+        ending = Ending(status=INTERRUPT_STATUS, error="KeyboardInterrupt")
+    left.run_functions()
+    return ending
 
 
 def _run(script: Script) -> tuple[Ending, Namespace]:
@@ -214,7 +227,11 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _without_runner(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and frames.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") in (
+        __name__,
+        at_exit.__name__,
+        "runpy",
+    ):
         frames = frames.tb_next
     return frames
 
@@ -227,6 +244,18 @@ def _import_path(first: str) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = saved
+
+
+@contextmanager
+def _main_module(namespace: Namespace) -> Iterator[None]:
+    """The script stays the main module after its last line: what is pickled by then is looked up there."""
+    saved = sys.modules["__main__"]
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    vars(module).update(namespace)
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = saved
 
 
 @contextmanager

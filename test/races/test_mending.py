@@ -22,6 +22,7 @@ from race_programs import (
     copy,
     edge,
     free,
+    info_for,
     op,
     races,
     read,
@@ -34,6 +35,7 @@ from race_strategies import programs
 
 from crosscurrent.races.causes import Cause, LackedWait
 from crosscurrent.races.detector import Detector
+from crosscurrent.races.findings import findings_of
 from crosscurrent.trace.records import HostWait, Op, Record, RecordEvent, WaitEvent
 
 
@@ -121,6 +123,12 @@ def test_a_link_of_a_chain_mends_what_follows() -> None:
     assert head.lacks == ("`main.wait_stream(host_to_device)` before op at /program/train.py:1 (step)",)
     assert tail.mended_by == (head.id,)
     assert tail.notes[-1] == f"the wait that {head.id} lacks mends this, too: {head.lacks[0]}"
+
+
+def test_a_finding_that_is_told_alone_names_no_other() -> None:
+    (finding,) = findings_of(causes(CHAIN)[1:], info_for(CHAIN))
+    assert finding.mended_by == ()
+    assert finding.notes == races(CHAIN)[1].notes[:-1]
 
 
 def test_two_ends_lack_a_wait_each() -> None:

@@ -183,7 +183,8 @@ def _with_menders(
     """A finding, and the waits that it lacks, or those of others that mend it."""
     lacks = sorted(set().union(*(cause.lacks for cause in group)))
     helpers = sorted(set().union(*(cause.mended_by for cause in group)))
-    if lacks or not helpers or any(cause.lacks_care for cause in group):
+    # A finding that is told alone names none that is not there.
+    if lacks or not helpers or not owners.keys() >= set(helpers) or any(each.lacks_care for each in group):
         return replace(finding, lacks=tuple(words_of(wait, info) for wait in lacks))
     ids = tuple(dict.fromkeys(name for wait in helpers for name in owners[wait]))
     note = mended_note(ids, helpers, info)

@@ -111,7 +111,9 @@ class _DrivenSource(CudaSource):
 
 @pytest.fixture
 def run_by_callbacks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., crosscurrent.Watch]:
-    """Run a program under the taps for a real GPU, and something ``before`` the watch; gives the watch."""
+    """Run a program under the taps for a real GPU, and something ``before`` the watch; gives the watch.
+
+    Where there is one, its callbacks are real."""
 
     def run(
         program: Callable[..., Any],
@@ -119,10 +121,11 @@ def run_by_callbacks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., crosscurr
         before: Callable[[], None] = lambda: None,
         entered: Callable[[crosscurrent.Watch], None] | None = None,
     ) -> crosscurrent.Watch:
-        with crosscurrent.simulate() as simulation:
+        with _machine(1) as simulation:
             before()
-            source = _DrivenSource(simulation)
-            monkeypatch.setattr("crosscurrent.races.watch._source", lambda: (source, source.environment))
+            if simulation is not None:
+                source = _DrivenSource(simulation)
+                monkeypatch.setattr("crosscurrent.races.watch._source", lambda: (source, source.environment))
             with crosscurrent.watch(trace=True) as watch:
                 if entered is not None:
                     entered(watch)

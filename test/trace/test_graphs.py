@@ -71,8 +71,6 @@ def graphs_of_one_pool(share: bool, wait: bool) -> None:
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("wait", [True, False])
 def test_graphs_that_share_a_pool(request: Any, runner: str, share: bool, wait: bool) -> None:
-    if runner == "run_by_callbacks" and torch.cuda.is_available():
-        runner = "run"  # the callbacks are real there
     watch = request.getfixturevalue(runner)(graphs_of_one_pool, share, wait)
     assert len(watch.findings) == (share and not wait), watch.report()
 
@@ -206,8 +204,6 @@ def free_of_another_thread(fixed: bool) -> None:
 def test_other_streams_go_on_during_a_capture(
     request: Any, runner: str, program: Callable[[bool], None], fixed: bool
 ) -> None:
-    if runner == "run_by_callbacks" and torch.cuda.is_available():
-        runner = "run"  # the callbacks are real there
     watch = request.getfixturevalue(runner)(program, fixed)
     assert len(watch.findings) == (not fixed), watch.report()
     assert [record.index for record in watch.records] == list(range(len(watch.records)))

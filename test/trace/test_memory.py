@@ -171,7 +171,7 @@ def test_memory_older_than_the_watch_goes_back_to_the_stream_that_it_came_from(
             torch.zeros(4, device="cuda")
         torch.cuda.synchronize()
 
-    if driven and not torch.cuda.is_available():
+    if driven:
         watch = request.getfixturevalue("run_by_callbacks")(program, before=before)
     else:
         with machine():
@@ -309,8 +309,6 @@ def test_storage_that_an_op_makes_larger_is_seen_by_its_size(
         x[4:].mul_(2)
         half.add_(1)
 
-    if torch.cuda.is_available():
-        source = "run"  # the callbacks are real there
     watch = request.getfixturevalue(source)(program)
     touched = [
         (record.name, record.accesses[-1].region[:2])

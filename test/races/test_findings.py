@@ -178,20 +178,20 @@ def test_an_id_is_a_short_word() -> None:
 
 
 def test_a_finding_names_both_accesses() -> None:
-    (finding,) = races([write(MAIN, "pinned", (8, 24)), read(HOST, "pinned", (16, 64))])
+    (finding,) = races([at(11, write(MAIN, "pinned", (8, 24))), read(HOST, "pinned", (16, 64))])
     first, second = finding.first, finding.second
     assert (first.op, first.lane, first.write, first.start, first.stop) == ("op", "main", True, 8, 24)
     assert (second.lane, second.write, second.shape, second.dtype) == ("host", False, (64,), "uint8")
-    assert (first.site.file, first.site.line, first.site.function) == ("/program/train.py", 0, "step")
+    assert (first.site.file, first.site.line, first.site.function) == ("/program/train.py", 11, "step")
     assert finding.memory is MemoryKind.PINNED
     assert first.index < second.index
 
 
 def test_a_missing_edge_between_streams_is_an_event_and_a_wait() -> None:
-    (finding,) = races([write(MAIN, "x"), read(FETCH, "x")])
+    (finding,) = races([at(11, write(MAIN, "x")), read(FETCH, "x")])
     assert "event.record(main)" in finding.fix
     assert "host_to_device.wait_event(event)" in finding.fix
-    assert finding.missing.startswith("nothing orders op on main at /program/train.py:0")
+    assert finding.missing.startswith("nothing orders op on main at /program/train.py:11 (step) before ")
 
 
 def test_a_missing_edge_to_the_host_is_a_synchronize_on_an_event() -> None:

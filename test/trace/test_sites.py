@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import operator
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -96,6 +98,22 @@ def test_a_thread_of_the_user_is_told_by_its_line() -> None:
     thread.start()
     thread.join()
     assert [site.file for site in sites.sites] == ["mine.py"]
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_a_function_without_a_frame_is_told_by_its_name(pool: bool) -> None:
+    """As a tensor's method that a thread or a pool is given. No line of Python's library is told: each Python
+    has another one."""
+    sites = Sites()
+    sites.waiting.append(sites.here())
+    if pool:
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(operator.call, tap(sites)).result()
+    else:
+        thread = threading.Thread(target=operator.call, args=[tap(sites)])
+        thread.start()
+        thread.join()
+    assert [site[:3] for site in sites.sites][1:] == [("<no Python frame>", 0, "call")]
 
 
 class Thing:

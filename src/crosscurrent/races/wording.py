@@ -20,9 +20,9 @@ from crosscurrent.trace.records import (
 
 def place(site: Site) -> str:
     """A call site as a person reads it: the path from the working directory, if it lies below."""
-    directory = os.getcwd() + os.sep
-    path = site.file.removeprefix(directory)
-    return f"{path}:{site.line} ({site.function})"
+    path = site.file.removeprefix(os.getcwd() + os.sep)
+    where = f"{path}:{site.line}" if site.line else "unknown place"
+    return f"{where} ({site.function})" if site.function else where
 
 
 def lane_of(lane: int, info: TraceInfo) -> Lane:

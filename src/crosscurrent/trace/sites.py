@@ -7,6 +7,7 @@ package count as user code: the verifier looks at them from outside.
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import os
 import sys
 import threading
@@ -20,9 +21,11 @@ from crosscurrent.trace.records import Site
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_STARTERS = (threading.__file__, concurrent.futures.thread.__file__)
+"""What starts a thread, or gives it work, is no place in it."""
 _INTERNAL = (
     _TORCH,
-    threading.__file__,  # what starts a thread is no place in it
+    *_STARTERS,
     os.path.join(_PACKAGE, "__init__.py"),
     *(
         os.path.join(_PACKAGE, part) + os.sep
@@ -34,6 +37,8 @@ _frame: Final = sys._getframe
 COMPILED: Final = not __file__.endswith(".py")
 """Whether what a watch does for each op is compiled. Compiled functions have no frames, so that the innermost
 one is already the caller's."""
+
+NO_FRAME: Final = "<no Python frame>"
 
 Place: TypeAlias = int | tuple[CodeType, dict[int, int], int] | None
 """A site, or a frame outside of torch, held without interning: its code, the sites known in it, its last
@@ -68,6 +73,22 @@ def _thread_of_torch() -> FrameType | None:
             outermost = frame
         frame = frame.f_back
     return None
+
+
+def _started() -> str:
+    """What a thread of Python's runs that has no frame of its own, such as a tensor's method; else ""."""
+    frame: FrameType | None = innermost()
+    while frame is not None:
+        if frame.f_code.co_filename in _STARTERS:
+            # Each Python keeps it elsewhere.
+            starter = frame.f_locals.get("self")
+            for name in ("fn", "task", "_target"):
+                given = getattr(starter, name, None)
+                called = given[0] if isinstance(given, tuple) and given else given
+                if callable(called):
+                    return str(getattr(called, "__name__", type(called).__name__))
+        frame = frame.f_back
+    return ""
 
 
 def _line(code: CodeType, lasti: int) -> int:
@@ -196,14 +217,17 @@ class Sites:
     def _elsewhere(self) -> int:
         """Autograd's own threads have no user frame: take that of a thread that waits for ``backward``.
 
-        A thread that PyTorch started in Python (the loader's, which pins memory) is told by its function.
+        A thread that PyTorch started in Python (the loader's, which pins memory) is told by its function, and
+        one that runs a function of C++, which has no frame, by the name of that.
         """
         loop = _thread_of_torch()
         if loop is not None:
             return self._intern(Site(*_entry(loop.f_code, loop.f_lasti)))
+        if started := _started():
+            return self._intern(Site(NO_FRAME, 0, started))
         if self.waiting:
             return self.waiting[-1]
         # Kept in no variable: this frame is among them, and a frame that holds itself would keep all that is
         # in the frames below it (the tensors of the op that is made a record) until garbage is collected.
         entry = next(filter(None, map(_waiting, sys._current_frames().values())), None)
-        return self._intern(Site(*(entry or ("<no Python frame>", 0, ""))))
+        return self._intern(Site(*(entry or (NO_FRAME, 0, ""))))

@@ -230,6 +230,7 @@ def test_modules_put_in_the_place_of_others_are_the_model(build: Build, batch: B
     assert_equal(one_step(model, *batch(30), grads), expected)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
 def test_a_gradient_of_the_gradient_is_refused(build: Build, batch: Batch, grads: Grads) -> None:
     model = build()
     loss = model(*batch(30))

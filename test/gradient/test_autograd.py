@@ -222,12 +222,19 @@ def test_evictions_of_layers_that_nothing_is_computed_for_are_logged_as_well(
     assert model.replay_log().same_as(expected)
 
 
-def test_modules_put_in_the_place_of_others_are_the_model(build: Build, batch: Batch, grads: Grads) -> None:
-    model, other = build(), build(seed=1)
+@pytest.mark.parametrize(
+    "sizes", [{}, {"embed_size": 16}, {"num_groups": 4}, {"num_layers": 2}, {"num_layers": 5}]
+)
+def test_modules_put_in_the_place_of_others_are_the_model(
+    build: Build, batch: Batch, grads: Grads, sizes: dict[str, int]
+) -> None:
+    model, other = build(), build(seed=1, **sizes)
     expected = one_step(other, *batch(30), grads)
     one_step(model, *batch(30), grads)
     model.gpt_model, model.head_model = other.gpt_model, other.head_model
     assert_equal(one_step(model, *batch(30), grads), expected)
+    shape = {"batch_size": 2, "sequence_length": 30}
+    assert model.pinned_budget(**shape) == other.pinned_budget(**shape)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")

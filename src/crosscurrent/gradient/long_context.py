@@ -86,7 +86,7 @@ class LongContextGradientModel(nn.Module):
         return loss
 
     def pinned_budget(
-        self, *, batch_size: int, sequence_length: int, device: torch.device | None = None
+        self, *, batch_size: int, sequence_length: int, device: torch.device | str | None = None
     ) -> PinnedBudget:
         """CPU memory that the checkpoints of such a batch take. Allocates nothing.
 
@@ -96,7 +96,8 @@ class LongContextGradientModel(nn.Module):
         whole_number("sequence_length", sequence_length, least=1)
         fmt = self._make_format(batch_size, sequence_length)
         num_ids = batch_size * sequence_length
-        return pinned_budget(fmt.sizes(), self._args, device or self._device(), num_ids=num_ids)
+        where = self._device() if device is None else torch.device(device)
+        return pinned_budget(fmt.sizes(), self._args, where, num_ids=num_ids)
 
     def pinned_bytes(self) -> int:
         """Pinned memory that PyTorch's allocator holds for the buffers that there are by now, in bytes."""
@@ -126,7 +127,8 @@ class LongContextGradientModel(nn.Module):
 
     def _make_format(self, batch_size: int, sequence_length: int) -> CheckpointFormat:
         """How a batch is cut and kept. The last one is remembered: most batches are as the one before."""
-        key = (batch_size, sequence_length, self.gpt_model.embedding.weight.dtype)
+        model = self.gpt_model
+        key = batch_size, sequence_length, model.embedding.weight.dtype, model.config, len(model.layers)
         if self._format is None or self._format[0] != key:
             self._format = key, self._new_format(batch_size, sequence_length)
         return self._format[1]

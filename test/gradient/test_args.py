@@ -54,6 +54,18 @@ def test_the_multiplier_is_above_zero(multiplier: float) -> None:
         GradientArgs(chunks_per_cell_multiplier=multiplier)
 
 
+@pytest.mark.parametrize("multiplier", ["2", True, None])
+def test_the_multiplier_is_a_number(multiplier: object) -> None:
+    with pytest.raises(TypeError, match="multiplier must be a finite number above 0, got"):
+        GradientArgs(chunks_per_cell_multiplier=multiplier)
+
+
+@pytest.mark.parametrize("name", ["layercp_pin_memory", "cachecp_pin_memory", "cuda_graphs", "nan_guard"])
+def test_flags_are_true_or_false(name: str) -> None:
+    with pytest.raises(TypeError, match=f"grad.{name} must be True or False, got 'false'"):
+        GradientArgs(**{name: "false"})
+
+
 @pytest.mark.parametrize("name", ["layercp_qname", "cachecp_qname"])
 def test_unknown_quantizers_are_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(ValueError, match=rf"grad\.{name} is 'int3'; choose one of default"):

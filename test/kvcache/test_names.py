@@ -73,6 +73,7 @@ def test_grace_that_leaves_one_slot_is_fine() -> None:
         ({"cache_length": [8, 8]}, r"cache_length.* must be a whole number of at least 1, got \[8, 8\]"),
         ({"cache_length": 8.5}, r"cache_length.* must be a whole number of at least 1, got 8\.5"),
         ({"policy": "h2o"}, "policy must be a PolicyKind, got 'h2o'; CacheConfig.from_name takes names"),
+        ({"policy": PolicyKind.H2O, "normalize_scores": "no"}, "normalize_scores must be True or False"),
         ({"buffer": "torch-quantized8"}, "buffer must be a BufferKind, got 'torch-quantized8'"),
     ],
 )

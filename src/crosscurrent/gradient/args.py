@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from crosscurrent.checks import whole_number
+from crosscurrent.checks import flag, whole_number
 from crosscurrent.kvcache.names import BufferKind
 
 
@@ -57,12 +57,21 @@ class GradientArgs:
         """Refuse what cannot work, in the words of the command line."""
         for name in ("layers_per_cell", "chunk_size"):
             whole_number(f"grad.{name}", getattr(self, name), least=1)
+        for name in (
+            "layercp_pin_memory",
+            "cachecp_pin_memory",
+            "async_cpu_transfer",
+            "cuda_graphs",
+            "nan_guard",
+        ):
+            flag(f"grad.{name}", getattr(self, name))
+        multiplier = self.chunks_per_cell_multiplier
+        expected = "grad.chunks_per_cell_multiplier must be a finite number above 0"
+        if isinstance(multiplier, bool) or not isinstance(multiplier, int | float):
+            raise TypeError(f"{expected}, got {multiplier!r} ({type(multiplier).__name__})")
         # Neither comparison is true of NaN.
-        if not 0 < self.chunks_per_cell_multiplier < math.inf:
-            raise ValueError(
-                "grad.chunks_per_cell_multiplier must be a finite number above 0, got "
-                f"{self.chunks_per_cell_multiplier}"
-            )
+        if not 0 < multiplier < math.inf:
+            raise ValueError(f"{expected}, got {multiplier}")
         known = [kind.value for kind in BufferKind]
         for name in ("layercp_qname", "cachecp_qname"):
             if getattr(self, name) not in known:

@@ -15,7 +15,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from crosscurrent.checks import whole_number
+from crosscurrent.checks import flag, whole_number
 
 
 class PolicyKind(enum.Enum):
@@ -92,6 +92,7 @@ class CacheConfig:
             whole_number("cache_length, in every layer,", length, least=1)
         whole_number("init_grace_tokens", self.init_grace_tokens, least=0)
         whole_number("grace_period", self.grace_period, least=0)
+        flag("normalize_scores", self.normalize_scores)
         if self.policy is not PolicyKind.H2O and (self.grace_period or self.normalize_scores):
             raise ValueError(
                 f"grace_period={self.grace_period} and normalize_scores={self.normalize_scores} belong to "

@@ -55,14 +55,14 @@ def _writable(name: str, inputs: Iterable[str]) -> Path:
             raise WrongUseError(f"nothing can be written in the folder {path.parent}; name another")
         if any(path.exists() and Path(read).exists() and path.samefile(read) for read in inputs):
             raise WrongUseError(f"{path} is what is read; name another file for the results")
-        _require_room(path)
+        require_room(path)
     except (OSError, ValueError) as error:  # too long, no text, a folder that cannot be looked into
         reason = getattr(error, "strerror", None) or error
         raise WrongUseError(f"nothing can be written to {name!r} ({reason}); name another file") from error
     return path.absolute()  # the run may change the working folder
 
 
-def _require_room(path: Path) -> None:
+def require_room(path: Path) -> None:
     """Try it: permissions do not tell of read-only file systems, quotas and names that are too long."""
     trial = partial_of(path)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -16,6 +15,7 @@ from rich.progress import TextColumn
 from crosscurrent.cli.arguments import command_parser
 from crosscurrent.cli.console import progress, say, say_above
 from crosscurrent.cli.exits import CommandError, ExitCode, WrongUseError, as_wrong_use
+from crosscurrent.cli.files import require_room
 from crosscurrent.cli.interrupt import StopRequests
 from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.kvcache.names import CacheConfig, parse_name
@@ -232,15 +232,14 @@ def _check(arguments: Namespace) -> None:
         raise WrongUseError(f"--checkpoint.file names a file, got {arguments.checkpoint.file!r}")
     if file.exists() and not arguments.resume:
         raise WrongUseError(f"{file} exists; go on from it with --resume, or name another file")
+    if arguments.resume and not file.exists():
+        raise WrongUseError(f"there is no checkpoint {file}; leave out --resume to start a new run")
     # Now, and not at the first save. Folders that are not there yet will be made.
     folder = next(parent for parent in file.absolute().parents if parent.exists())
     try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        require_room(folder / file.name)
     except OSError as error:
-        raise WrongUseError(
-            f"{file} cannot be saved: {folder}: {error.strerror}; name a file in another folder"
-        ) from error
+        raise WrongUseError(f"{file} cannot be saved: {error.strerror}; name another file") from error
 
 
 def _train(trainer: Trainer, saving: Saving, steps: int, device: torch.device) -> int:

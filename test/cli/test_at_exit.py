@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from crosscurrent.cli.at_exit import AtExit
 from crosscurrent.cli.script import Ending, Script, run
 
 
@@ -206,3 +207,46 @@ def test_who_is_tired_of_waiting_for_threads_interrupts_the_script(
     )
     assert _run(tmp_path, source) == Ending(status=130, error="KeyboardInterrupt")
     assert capsys.readouterr().err.endswith("KeyboardInterrupt\n")
+
+
+def test_who_interrupts_the_end_of_pools_lets_threads_know_that_main_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_: AtExit) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AtExit, "_end_pools", interrupted)
+    left = AtExit()
+    with left.noted():
+        thread = threading.Thread(target=lambda: threading.main_thread().join())
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            left.wait_for_threads()
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+
+
+def test_a_child_that_an_exit_function_forked_leaves_the_scripts_processes_alone(tmp_path: Path) -> None:
+    source = (
+        "import atexit, multiprocessing, os, sys\n"
+        "done, end = os.pipe()\n"
+        "worker = multiprocessing.get_context('fork').Process(target=os.read, args=(done, 1))\n"
+        "worker.start()\n"
+        "@atexit.register\n"
+        "def forks():\n"
+        "    child = os.fork()\n"
+        "    if child:\n"
+        "        os.waitpid(child, 0)\n"
+        "        os.write(end, b'x')\n"
+        "        worker.join()\n"
+        "        print('worker ended with', worker.exitcode)\n"
+        "sys.exit(1)\n"
+    )
+    lines = _lines_of_process(tmp_path, source)
+    assert lines == ["ended 1", "process", "worker ended with 0", "ended 1", "process"]
+
+
+def test_a_script_may_have_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    source = "import atexit, sys\nsys.stdout = None\natexit.register(int, 'x')\nraise SystemExit(3)\n"
+    assert _run(tmp_path, source).status == 3

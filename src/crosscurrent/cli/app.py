@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     try:
         code = _main(argv)
-        if not sys.stdout.closed:  # which a script that was checked may have done
+        if not getattr(sys.stdout, "closed", True):  # which a script that was checked may have done
             sys.stdout.flush()
         return code
     except BrokenPipeError:

@@ -8,7 +8,8 @@ However the script ended, and in this order:
 4. The functions that were given to ``atexit.register`` run, the last one first. What one raises, even
    ``SystemExit``, is printed and changes nothing. Functions that are registered by then do not run.
 
-What was there before the script is not its own: it stays, for the end of the process. So do functions of
+What was there before the script is not its own: it stays, for the end of the process (but pools, all of which
+end). So do functions of
 ``weakref.finalize``, which share one exit function. A forked child does all this by itself when it ends:
 every function is also registered with Python until it ran here.
 """
@@ -98,9 +99,19 @@ class AtExit:
             yield
         finally:
             del vars(main)["join"], vars(main)["is_alive"]
+            self._main_ended.set()
 
     def wait_for_threads(self) -> None:
         """The first three steps."""
+        try:
+            self._end_pools()
+        finally:  # whoever is interrupted here will wait for threads at the end of the process
+            self._main_ended.set()
+        while left := self._threads_left():
+            for thread in left:
+                thread.join()
+
+    def _end_pools(self) -> None:
         functions = _thread_functions()
         own = functions[self._num_thread_functions_before :]
         del functions[self._num_thread_functions_before :]
@@ -110,10 +121,6 @@ class AtExit:
             end_workers = getattr(module, "_python_exit", None)
             if end_workers is not None:
                 end_workers()  # and once more at the end of the process, for pools that are opened by then
-        self._main_ended.set()
-        while left := self._threads_left():
-            for thread in left:
-                thread.join()
 
     def _threads_left(self) -> list[threading.Thread]:
         return [
@@ -161,7 +168,7 @@ def _call(function: Callable[[], object], kind: str) -> None:
     try:
         function()
     except BaseException as error:
-        if not sys.stdout.closed:
+        if not getattr(sys.stdout, "closed", True):
             sys.stdout.flush()
         sys.stderr.write(f"Exception ignored in {kind} {function!r}:\n")
         traceback.print_exception(type(error), error, _without_caller(error.__traceback__))

@@ -151,6 +151,8 @@ def run(
             return ending
         with _main_module(namespace):
             ending = _finish(left, ending)
+        if os.getpid() != process:  # or one that an exit function forked
+            return ending
         on_end(namespace)
         if ending.failed:
             processes.end_left()
@@ -215,8 +217,8 @@ def _ending_of(end: SystemExit) -> Ending:
 
 
 def flush_output() -> None:
-    """Write out what the script printed, before anything else is said; it may have closed its output."""
-    if not sys.stdout.closed:
+    """Write out what the script printed, before anything else is said; it may have no output any more."""
+    if not getattr(sys.stdout, "closed", True):
         sys.stdout.flush()
 
 

@@ -87,8 +87,8 @@ def capture_in(pool: Any = None) -> torch.cuda.CUDAGraph:
 
 @pytest.mark.simulation
 def test_a_pool_goes_with_the_last_of_its_graphs(machine: Any) -> None:
-    """A GPU says the same. But there the generator then stays in the capture that could not begin, and whatever
-    draws random numbers later in the process fails."""
+    """A GPU says the same. But there the generator then stays in the capture that could not begin, and
+    whatever draws random numbers later in the process fails."""
     with machine():
         first = capture_in()
         pool = first.pool()

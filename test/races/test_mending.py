@@ -5,7 +5,9 @@ The oracle puts the waits into the trace, where they are said to be missing, and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -35,7 +37,9 @@ from race_strategies import programs
 
 from crosscurrent.races.causes import Cause, LackedWait
 from crosscurrent.races.detector import Detector
-from crosscurrent.races.findings import findings_of
+from crosscurrent.races.findings import Finding, findings_of
+from crosscurrent.races.wording import MissingWait, in_names
+from crosscurrent.report.missing import num_missing, shared_waits
 from crosscurrent.trace.records import HostWait, Op, Record, RecordEvent, WaitEvent
 
 
@@ -110,6 +114,134 @@ def test_all_that_is_lacked_is_needed_where_each_line_is_executed_once(steps: li
         assert judged(with_waits(records, waits - {wait})), wait
 
 
+def keys(finding: Finding) -> set[tuple[object, ...]]:
+    """What a finding stands for, as far as it tells."""
+    return {
+        (
+            pair.kind,
+            *((side.lane_index, side.site, side.op) for side in (pair.first, pair.second)),
+        )
+        for pair in (finding, *finding.also)
+    }
+
+
+class Program:
+    """The findings of a program, and what is left of them with some of the waits."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._records, self._info = records_of(steps), info_for(steps)
+        before = judged(self._records)
+        self.findings = findings_of(before, self._info)
+        self._waits = {in_names(wait, self._info): wait for cause in before for wait in cause.lacks}
+        times = Counter(key for finding in self.findings for key in keys(finding))
+        self._shared = {key for key, found in times.items() if found > 1}
+
+    def left(self, waits: Iterable[MissingWait]) -> set[tuple[object, ...]]:
+        """Without those that two findings have (of two allocations): nobody knows whose they are."""
+        found = judged(with_waits(self._records, {self._waits[wait] for wait in waits}))
+        return {key for finding in findings_of(found, self._info) for key in keys(finding)} - self._shared
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs(), st.integers(1, 40))
+def test_what_a_finding_names_mends_it(steps: list[Step], lines: int) -> None:
+    program = Program([at(number % lines, each) for number, each in enumerate(steps)])
+    lacking = {finding.id: finding.lacks for finding in program.findings}
+    for finding in program.findings:
+        if finding.takes_care:
+            assert not finding.mended_by
+        else:
+            named = {*finding.lacks, *(wait for each in finding.mended_by for wait in lacking[each])}
+            assert not program.left(named) & keys(finding)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs(), st.integers(1, 40))
+def test_a_shared_wait_mends_what_it_says(steps: list[Step], lines: int) -> None:
+    program = Program([at(number % lines, each) for number, each in enumerate(steps)])
+    for shared in shared_waits(program.findings):
+        assert len({wait.place for wait in shared.waits}) == 1
+        left = program.left(shared.waits)
+        for number in shared.findings:
+            assert not left & keys(program.findings[number])
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs(), st.integers(1, 40))
+def test_with_as_many_edges_as_are_counted_no_race_is_left(steps: list[Step], lines: int) -> None:
+    program = Program([at(number % lines, each) for number, each in enumerate(steps)])
+    waits = {wait for finding in program.findings for wait in finding.lacks}
+    care = [finding for finding in program.findings if finding.takes_care]
+    assert program.left(waits) <= {key for finding in care for key in keys(finding)}
+    places = {wait.place for wait in waits}
+    assert len(places) <= num_missing(program.findings) - len(care) <= len(waits)
+
+
+def test_the_waits_of_a_reuse_in_two_lines_are_two_edges() -> None:
+    steps = [
+        alloc(MAIN, "a"),
+        write(MAIN, "a"),
+        free("a"),
+        alloc(MAIN, "b"),
+        op(FETCH, writes=[("b", (0, 32))]),
+        op(STORE, writes=[("b", (32, 64))]),
+    ]
+    (finding,) = races(steps)
+    assert [wait.site.line for wait in finding.lacks] == [4, 5]
+    assert num_missing([finding]) == 2
+
+
+def test_two_lanes_that_one_op_has_to_wait_for_are_two_edges() -> None:
+    found = races([write(FETCH, "x"), write(STORE, "y"), op(MAIN, reads=["x", "y"])])
+    assert num_missing(found) == 2
+    assert shared_waits(found) == []
+
+
+def test_one_line_on_several_lanes_lacks_one_edge() -> None:
+    found = races([at(0, write(MAIN, "x")), at(1, read(FETCH, "x")), at(1, read(STORE, "x"))])
+    assert len(found[0].lacks) == 2
+    assert num_missing(found) == 1
+
+
+MIXED = [
+    at(0, write(EXTRA, "b")),
+    at(1, op(EXTRA, reads=["w"])),
+    at(2, op(FETCH, reads=["b"], writes=["w"])),
+    at(3, op(MAIN, reads=["w"])),
+    at(2, op(MAIN, reads=["b"])),
+]
+"""Line 0 races with line 2 on two lanes; on the second, the wait before line 3 mends that."""
+
+
+def test_a_finding_may_take_waits_of_its_own_and_those_of_others() -> None:
+    found = races(MIXED)
+    mixed = next(finding for finding in found if finding.lacks and finding.mended_by)
+    (owner,) = (finding for finding in found if finding.id in mixed.mended_by)
+    (wait,) = owner.lacks
+    assert mixed.notes[-1] == f"the wait that {owner.id} lacks mends some of these pairs, too: {wait}"
+    mixed_is = found.index(mixed)
+    assert not any(mixed_is in shared.findings for shared in shared_waits(found))
+
+
+def test_a_note_names_the_first_few_waits_and_counts_the_rest() -> None:
+    """What comes to the last line along two chains, with each link missing in a line of its own."""
+    steps: list[Step] = []
+    for line in (10, 20):
+        steps.append(at(0, write(FETCH, "slot")))
+        for number, (first, second) in enumerate(pairwise([FETCH, STORE, EXTRA, MAIN])):
+            block = f"link {line + number}"
+            steps += [at(line + number, write(first, block)), at(line + number + 5, read(second, block))]
+        steps.append(at(1, read(MAIN, "slot")))
+    found = races(steps)
+    (last,) = (finding for finding in found if finding.second.site.line == 1)
+    assert len(last.mended_by) == len(last.helpers) == 6
+    one, two, three, *_ = last.mended_by
+    note = last.notes[-1]
+    assert note.startswith(f"the waits that {one}, {two}, {three} and 3 more lack mend this, too: `")
+    assert note.count(" before op at ") == 3
+    assert note.endswith("; 3 more")
+
+
 CHAIN = [write(FETCH, "slot"), read(MAIN, "slot"), edge(MAIN, STORE), read(STORE, "slot")]
 
 
@@ -120,9 +252,10 @@ def test_a_link_of_a_chain_mends_what_follows() -> None:
     assert second.lacks == set()
     assert second.mended_by == {link}
     head, tail = races(CHAIN)
-    assert head.lacks == ("`main.wait_stream(host_to_device)` before op at /program/train.py:1 (step)",)
+    (wait,) = head.lacks
+    assert str(wait) == "`main.wait_stream(host_to_device)` before op at /program/train.py:1 (step)"
     assert tail.mended_by == (head.id,)
-    assert tail.notes[-1] == f"the wait that {head.id} lacks mends this, too: {head.lacks[0]}"
+    assert tail.notes[-1] == f"the wait that {head.id} lacks mends this, too: {wait}"
 
 
 def test_a_finding_that_is_told_alone_names_no_other() -> None:
@@ -171,9 +304,8 @@ def test_the_host_lacks_a_wait_and_serves_all_streams() -> None:
     first, second = causes(steps)
     assert [wait.second for wait in first.lacks] == [HOST]
     assert second.mended_by == first.lacks
-    assert races(steps)[0].lacks == (
-        "`host_to_device.synchronize()` before op at /program/train.py:1 (step)",
-    )
+    (wait,) = races(steps)[0].lacks
+    assert str(wait) == "`host_to_device.synchronize()` before op at /program/train.py:1 (step)"
 
 
 def test_an_early_recording_is_no_better_for_a_later_wait() -> None:
@@ -234,7 +366,8 @@ def test_a_wait_of_the_lane_that_a_block_is_held_for_mends_its_reuse() -> None:
 def test_a_reuse_of_the_pools_own_memory_lacks_a_wait() -> None:
     steps = [alloc(MAIN, "a"), write(MAIN, "a"), free("a"), alloc(MAIN, "b"), write(FETCH, "b")]
     (finding,) = races(steps)
-    assert finding.lacks == ("`host_to_device.wait_stream(main)` before op at /program/train.py:4 (step)",)
+    (lacked,) = finding.lacks
+    assert str(lacked) == "`host_to_device.wait_stream(main)` before op at /program/train.py:4 (step)"
 
 
 def test_what_was_waited_for_in_vain_stays_mended_later() -> None:

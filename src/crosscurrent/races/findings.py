@@ -14,7 +14,7 @@ The detector hands over *causes*: pairs of accesses that share their kind, lanes
 - Findings with the same two lines in their headlines, on other lanes, are one.
 
 All pairs that a finding stands for are in ``also``: nothing is merged out of sight. Where the waits that
-other findings lack mend one, too, it says so.
+other findings lack mend one, or some of its pairs, it says so.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from dataclasses import dataclass, replace
 
 from crosscurrent.races.causes import Cause, LackedWait, RaceKind
 from crosscurrent.races.wording import (
+    MissingWait,
     fix_for,
+    in_names,
     lane_of,
     mended_note,
     missing_edge,
     notes_on,
     place,
     site_of,
-    words_of,
 )
 from crosscurrent.trace.records import HOST, Access, MemoryKind, Op, Site, TraceInfo
 
@@ -106,11 +107,17 @@ class Finding:
     freed_at: Site | None = None
     """Where the block was given back, for a reuse."""
 
-    lacks: tuple[str, ...] = ()
-    """The waits that mend it; none where those of other findings do, or where none is what it takes."""
+    lacks: tuple[MissingWait, ...] = ()
+    """The waits of its own that it takes; none where those of other findings mend it, or care does."""
+
+    helpers: tuple[MissingWait, ...] = ()
+    """The waits of others that it takes as well."""
 
     mended_by: tuple[str, ...] = ()
-    """The ids of other findings, if their waits mend this one, too."""
+    """The ids of findings that lack its helpers."""
+
+    takes_care: bool = False
+    """Whether waits do not mend all of it: ``record_stream`` does, or a longer life of the memory."""
 
     witness: str | None = None
     schedule: str | None = None
@@ -146,12 +153,15 @@ def findings_of(causes: Iterable[Cause], info: TraceInfo) -> list[Finding]:
         times = seen[identity] = seen.get(identity, 0) + 1
         name = identity if times == 1 else f"{identity}-{times}"
         findings.append(_finding(name, group, info))
-    owners = _owners(findings, merged)
-    return [_with_menders(*each, owners, info) for each in zip(findings, merged, strict=True)]
+    owners = {wait: finding.id for finding in reversed(findings) for wait in finding.lacks}
+    return [_with_menders(finding, owners) for finding in findings]
 
 
 def _finding(name: str, group: Sequence[Cause], info: TraceInfo) -> Finding:
     head = group[0]
+    lacks = _in_names(set().union(*(cause.lacks for cause in group)), info)
+    helpers = _in_names(set().union(*(cause.mended_by for cause in group)), info)
+    own = set(lacks)
     return Finding(
         id=name,
         kind=head.kind,
@@ -165,29 +175,23 @@ def _finding(name: str, group: Sequence[Cause], info: TraceInfo) -> Finding:
         count=_count(group),
         certain=any(cause.certain for cause in group),
         freed_at=site_of(head.freed.free, info) if head.freed is not None else None,
+        lacks=lacks,
+        helpers=tuple(wait for wait in helpers if wait not in own),
+        takes_care=any(cause.lacks_care for cause in group),
     )
 
 
-def _owners(findings: Sequence[Finding], groups: Sequence[Sequence[Cause]]) -> dict[LackedWait, list[str]]:
-    """Which findings lack a wait, by their ids."""
-    owners: dict[LackedWait, list[str]] = {}
-    for finding, group in zip(findings, groups, strict=True):
-        for wait in set().union(*(cause.lacks for cause in group)):
-            owners.setdefault(wait, []).append(finding.id)
-    return owners
+def _in_names(waits: Iterable[LackedWait], info: TraceInfo) -> tuple[MissingWait, ...]:
+    return tuple(dict.fromkeys(in_names(wait, info) for wait in sorted(waits)))
 
 
-def _with_menders(
-    finding: Finding, group: Sequence[Cause], owners: Mapping[LackedWait, Sequence[str]], info: TraceInfo
-) -> Finding:
-    """A finding, and the waits that it lacks, or those of others that mend it."""
-    lacks = sorted(set().union(*(cause.lacks for cause in group)))
-    helpers = sorted(set().union(*(cause.mended_by for cause in group)))
+def _with_menders(finding: Finding, owners: Mapping[MissingWait, str]) -> Finding:
+    """A finding that says which others' waits mend it; of those that lack the same wait, the first."""
     # A finding that is told alone names none that is not there.
-    if lacks or not helpers or not owners.keys() >= set(helpers) or any(each.lacks_care for each in group):
-        return replace(finding, lacks=tuple(words_of(wait, info) for wait in lacks))
-    ids = tuple(dict.fromkeys(name for wait in helpers for name in owners[wait]))
-    note = mended_note(ids, helpers, info)
+    if not finding.helpers or finding.takes_care or not owners.keys() >= set(finding.helpers):
+        return finding
+    ids = tuple(dict.fromkeys(owners[wait] for wait in finding.helpers))
+    note = mended_note(ids, finding.helpers, partly=bool(finding.lacks))
     return replace(finding, mended_by=ids, notes=(*finding.notes, note))
 
 

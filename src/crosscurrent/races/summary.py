@@ -64,10 +64,10 @@ def as_json(watch: Watch, *, advice: bool) -> dict[str, Any]:
 
     - A finding has ``id``, ``kind`` (``read-after-write``, ``write-after-read``, ``write-after-write``,
       ``reuse``), ``memory`` (``device``, ``pinned``), ``count`` (racing pairs of ops), ``certain``,
-      ``first`` and ``second`` (accesses), ``missing_edge``, ``fix``, ``notes``, ``lacks`` (the waits that
-      mend it, unless other findings' do), ``mended_by`` (the ids of those findings), ``freed_at`` (a site,
-      for ``reuse``), ``also`` (further pairs that the same edge would order), ``witness`` and ``schedule``
-      (null unless somebody looked for one).
+      ``first`` and ``second`` (accesses), ``missing_edge``, ``fix``, ``notes``, ``lacks`` (the waits of
+      its own that it takes), ``mended_by`` (the ids of the findings whose waits it takes, too),
+      ``freed_at`` (a site, for ``reuse``), ``also`` (further pairs that the same edge would order),
+      ``witness`` and ``schedule`` (null unless somebody looked for one).
     - An access has ``op``, ``lane``, ``index`` (its position in the trace), ``file``, ``line``,
       ``function``, ``access`` (``read``, ``write``), ``shape``, ``dtype``, ``block`` and ``bytes``
       (``[start, stop]`` in the block).
@@ -136,7 +136,7 @@ def finding_as_json(finding: Finding) -> dict[str, Any]:
         "missing_edge": finding.missing,
         "fix": finding.fix,
         "notes": list(finding.notes),
-        "lacks": list(finding.lacks),
+        "lacks": [str(wait) for wait in finding.lacks],
         "mended_by": list(finding.mended_by),
         "freed_at": None if finding.freed_at is None else _site(finding.freed_at),
         "also": [

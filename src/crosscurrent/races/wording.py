@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from crosscurrent.races.causes import Cause, LackedWait, RaceKind
 from crosscurrent.trace.records import (
@@ -16,6 +17,36 @@ from crosscurrent.trace.records import (
     TraceInfo,
     WaitEvent,
 )
+
+_MOST_NAMED: Final = 3
+"""Findings, and waits, that a note names; the rest is counted."""
+
+
+class MissingWait(NamedTuple):
+    """A wait that is not there, in names; as text it is a change to the program."""
+
+    first: Lane
+    """The lane to be waited for."""
+
+    second: Lane
+    """The lane that has to wait."""
+
+    site: Site
+    """Where: before which call, of which op."""
+
+    op: str
+
+    @property
+    def place(self) -> tuple[Site, str]:
+        """Where a loop over streams lacks one wait for each of them."""
+        return self.site, self.op
+
+    def __str__(self) -> str:
+        first = stream_word(self.first.name)
+        before = f"before {self.op} at {place(self.site)}"
+        if self.second.index == HOST:
+            return f"`{first}.synchronize()` {before}"
+        return f"`{stream_word(self.second.name)}.wait_stream({first})` {before}"
 
 
 def place(site: Site) -> str:
@@ -142,21 +173,25 @@ def notes_on(head: Cause, info: TraceInfo) -> list[str]:
     return notes
 
 
-def words_of(wait: LackedWait, info: TraceInfo) -> str:
-    """A wait that is not there, as a change to the program."""
-    first = stream_word(lane_of(wait.lane, info).name)
-    before = f"before {wait.op} at {_at(wait.site, info)}"
-    if wait.second == HOST:
-        return f"`{first}.synchronize()` {before}"
-    return f"`{stream_word(lane_of(wait.second, info).name)}.wait_stream({first})` {before}"
+def in_names(wait: LackedWait, info: TraceInfo) -> MissingWait:
+    """A wait that is not there; from wherever the line was called."""
+    site = site_of(wait.site, info)._replace(stack=())
+    return MissingWait(lane_of(wait.lane, info), lane_of(wait.second, info), site, wait.op)
 
 
-def mended_note(ids: Sequence[str], waits: Sequence[LackedWait], info: TraceInfo) -> str:
-    """That what other findings lack mends this one, too."""
+def mended_note(ids: Sequence[str], waits: Sequence[MissingWait], *, partly: bool) -> str:
+    """That what other findings lack mends this one, too, or some of its pairs."""
     what, do = ("wait", "mends") if len(waits) == 1 else ("waits", "mend")
-    who = ids[0] if len(ids) == 1 else f"{', '.join(ids[:-1])} and {ids[-1]}"
-    lack = "lack" if len(ids) > 1 else "lacks"
-    return f"the {what} that {who} {lack} {do} this, too: {'; '.join(words_of(wait, info) for wait in waits)}"
+    lack = "lacks" if len(ids) == 1 else "lack"
+    *most, last = _first_few(ids)
+    who = f"{', '.join(most)} and {last}" if most else last
+    this = "some of these pairs" if partly else "this"
+    return f"the {what} that {who} {lack} {do} {this}, too: {'; '.join(_first_few(waits))}"
+
+
+def _first_few(named: Sequence[object]) -> list[str]:
+    few = [str(each) for each in named[:_MOST_NAMED]]
+    return few if len(named) <= _MOST_NAMED else [*few, f"{len(named) - _MOST_NAMED:,} more"]
 
 
 def _waited_for(record: RecordEvent | None, wait: WaitEvent | HostWait, info: TraceInfo) -> str:

@@ -9,9 +9,8 @@ However the script ended, and in this order:
    ``SystemExit``, is printed and changes nothing. Functions that are registered by then do not run.
 
 What was there before the script is not its own: it stays, for the end of the process (but pools, all of which
-end). So do functions of
-``weakref.finalize``, which share one exit function. A forked child does all this by itself when it ends:
-every function is also registered with Python until it ran here.
+end). So do functions of ``weakref.finalize``, which share one exit function. A forked child does all this by
+itself when it ends: every function is also registered with Python until it ran here.
 """
 
 from __future__ import annotations
@@ -168,13 +167,19 @@ def _call(function: Callable[[], object], kind: str) -> None:
     try:
         function()
     except BaseException as error:
-        if not getattr(sys.stdout, "closed", True):
-            sys.stdout.flush()
+        flush_output()
         sys.stderr.write(f"Exception ignored in {kind} {function!r}:\n")
-        traceback.print_exception(type(error), error, _without_caller(error.__traceback__))
+        traceback.print_exception(type(error), error, below(error.__traceback__, __name__))
 
 
-def _without_caller(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and frames.tb_frame.f_globals.get("__name__") == __name__:
+def flush_output() -> None:
+    """Write out what the script printed, before anything else is said; it may have no output any more."""
+    if not getattr(sys.stdout, "closed", True):
+        sys.stdout.flush()
+
+
+def below(frames: TracebackType | None, *modules: str) -> TracebackType | None:
+    """The frames below those of the modules that run the script: the script's own."""
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") in modules:
         frames = frames.tb_next
     return frames

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
+from crosscurrent.cli.at_exit import flush_output
 from crosscurrent.cli.console import error_output
 from crosscurrent.cli.exits import WrongUseError
-from crosscurrent.cli.script import Ending, flush_output
+from crosscurrent.cli.script import Ending
 
 if TYPE_CHECKING:
     from crosscurrent.report.document import Report

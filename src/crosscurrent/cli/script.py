@@ -25,7 +25,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse import Namespace as Arguments
 
 from crosscurrent.cli import at_exit
-from crosscurrent.cli.at_exit import AtExit
+from crosscurrent.cli.at_exit import AtExit, below, flush_output
 from crosscurrent.cli.exits import WrongUseError
 from crosscurrent.cli.processes import Processes
 
@@ -216,12 +216,6 @@ def _ending_of(end: SystemExit) -> Ending:
     return Ending(status=1, error=str(end.code))
 
 
-def flush_output() -> None:
-    """Write out what the script printed, before anything else is said; it may have no output any more."""
-    if not getattr(sys.stdout, "closed", True):
-        sys.stdout.flush()
-
-
 def _print_traceback(error: BaseException) -> None:
     """Print what Python would have printed: the script's own frames only."""
     flush_output()
@@ -229,13 +223,7 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _without_runner(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and frames.tb_frame.f_globals.get("__name__") in (
-        __name__,
-        at_exit.__name__,
-        "runpy",
-    ):
-        frames = frames.tb_next
-    return frames
+    return below(frames, __name__, at_exit.__name__, "runpy")
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from crosscurrent.gradient.args import GradientArgs
 from crosscurrent.kvcache.names import CacheConfig, parse_name
 from crosscurrent.model.config import LoRAConfig, MLPKind, ModelConfig
 from crosscurrent.train.build import TrainConfig, build_model, build_trainer
+from crosscurrent.train.checkpoint import require_there
 from crosscurrent.train.corpus import VOCABULARY, Corpus, read_corpus
 from crosscurrent.train.settings import OptimizerArgs, RunArgs, reproducible
 from crosscurrent.train.trainer import NotFiniteError, StepReport, Trainer
@@ -230,10 +231,10 @@ def _check(arguments: Namespace) -> None:
     file = Path(arguments.checkpoint.file)
     if not arguments.checkpoint.file or file.is_dir():
         raise WrongUseError(f"--checkpoint.file names a file, got {arguments.checkpoint.file!r}")
-    if file.exists() and not arguments.resume:
+    if arguments.resume:
+        require_there(file)
+    elif file.exists():
         raise WrongUseError(f"{file} exists; go on from it with --resume, or name another file")
-    if arguments.resume and not file.exists():
-        raise WrongUseError(f"there is no checkpoint {file}; leave out --resume to start a new run")
     # Now, and not at the first save. Folders that are not there yet will be made.
     folder = next(parent for parent in file.absolute().parents if parent.exists())
     try:

@@ -63,8 +63,7 @@ def load(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: there is no such file, or it is not one that ``save`` wrote.
     """
-    if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint {path}; leave out --resume to start a new run")
+    require_there(path)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -84,6 +83,16 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"{path} is no checkpoint ({error}); name a file that this command wrote"
         ) from error
+
+
+def require_there(path: Path) -> None:
+    """Refuse to go on from nothing.
+
+    Raises:
+        CheckpointError: there is no such file.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint {path}; leave out --resume to start a new run")
 
 
 def require_same_run(path: Path, saved: Mapping[str, str], wanted: Mapping[str, str]) -> None:

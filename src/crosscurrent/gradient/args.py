@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -57,14 +57,9 @@ class GradientArgs:
         """Refuse what cannot work, in the words of the command line."""
         for name in ("layers_per_cell", "chunk_size"):
             whole_number(f"grad.{name}", getattr(self, name), least=1)
-        for name in (
-            "layercp_pin_memory",
-            "cachecp_pin_memory",
-            "async_cpu_transfer",
-            "cuda_graphs",
-            "nan_guard",
-        ):
-            flag(f"grad.{name}", getattr(self, name))
+        for each in fields(self):
+            if isinstance(each.default, bool):
+                flag(f"grad.{each.name}", getattr(self, each.name))
         multiplier = self.chunks_per_cell_multiplier
         expected = "grad.chunks_per_cell_multiplier must be a finite number above 0"
         if isinstance(multiplier, bool) or not isinstance(multiplier, int | float):
